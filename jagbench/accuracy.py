@@ -1,0 +1,279 @@
+"""How far an implementation is from the truth, and how far it may be.
+
+The truth is the reference in float64. The allowance is a stated multiple of the error the same
+reference makes when it runs in the implementation's own dtype, plus a floor of a few
+roundoffs (`Budget`). Both are taken normwise over the tensor and by worst element, for
+outputs also normwise in every single sequence, so that one bad sequence cannot hide among many.
+
+Truth is computed over slices of the batch, so that full-size workloads fit in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from jagbench.execution import Outcome, run
+from jagbench.inputs import Inputs
+from jagbench.spec import PAIRS, SHARED
+
+#: Query-key pairs (visible or not) a slice of the truth may hold: bounds its float64 score matrices.
+PAIRS_PER_SLICE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Error of one tensor against float64, beside the error it was allowed.
+
+    name: "out", "lse", "grad q", ...
+    error, allowed: normwise, ||x - truth|| and its budget.
+    worst_error, worst_allowed: largest element of |x - truth| and its budget.
+    worst_index: index of that element; worst_sequence, worst_position: the sequence that holds it and
+        the row within that sequence (None for an argument shared by all sequences).
+    bad_sequence: the sequence whose own normwise error is furthest over its budget, if any is.
+    snr_db: 10 log10(||truth||^2 / ||x - truth||^2); inf for an exact result.
+    naive_error: normwise error of the reference in the same dtype.
+    problem: what is wrong, in words; None if the tensor is within every budget.
+    """
+
+    name: str
+    error: float
+    allowed: float
+    naive_error: float
+    worst_error: float
+    worst_allowed: float
+    worst_index: tuple[int, ...]
+    worst_sequence: int | None
+    worst_position: int | None
+    bad_sequence: int | None
+    snr_db: float
+    problem: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the tensor is within every budget."""
+        return self.problem is None
+
+
+def judge(
+    inputs: Inputs, outcome: Outcome, *, pairs_per_slice: int = PAIRS_PER_SLICE
+) -> list[Accuracy]:
+    """Accuracy of every tensor of an outcome, judged against the operator's reference.
+
+    inputs: the call, with its upstream gradient if the outcome holds gradients.
+    outcome: what the implementation returned (`execution.run`).
+    """
+    backward = any(name.startswith("grad ") for name in outcome)
+    meters = {name: _Meter(name, inputs, value) for name, value in outcome.items()}
+    options = {"return_lse": True} if "lse" in outcome else {}
+    for part in _slices(inputs, pairs_per_slice):
+        piece = inputs.select(part).with_options(**options)
+        naive = run(inputs.operator.reference, piece, backward=backward)
+        truth = run(inputs.operator.reference, piece.to(torch.float64), backward=backward)
+        for name, meter in meters.items():
+            meter.update(part, outcome[name], truth[name], naive[name])
+    return [meter.finish(outcome[name]) for name, meter in meters.items()]
+
+
+def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
+    """Ranges of sequences that hold at most `limit` query-key pairs each (at least one sequence)."""
+    bounds = inputs.pair_bounds()
+    start, count = 0, len(bounds) - 1
+    while start < count:
+        stop = start + 1
+        while stop < count and bounds[stop + 1] - bounds[start] <= limit and stop - start < 512:
+            stop += 1
+        yield range(start, stop)
+        start = stop
+
+
+@dataclass
+class _Meter:
+    """Accumulates the error of one tensor over slices of the batch."""
+
+    name: str
+    inputs: Inputs
+    value: Tensor
+    problem: str | None = None
+    squares: dict[str, float] = field(default_factory=lambda: dict.fromkeys("ent", 0.0))
+    peaks: dict[str, float] = field(default_factory=lambda: dict.fromkeys("ent", 0.0))
+    worst: tuple[int, tuple[int, ...]] | None = None
+    sequences: list[tuple[float, float, float]] = field(default_factory=list)
+    shared: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def argument(self) -> str:
+        return self.name.removeprefix("grad ")
+
+    @property
+    def layout(self) -> str:
+        operator = self.inputs.operator
+        if self.name in operator.output_layout:
+            return operator.output_layout[self.name]
+        return self.inputs.layout_of(self.argument)
+
+    def update(self, part: Sequence[int], value: Tensor, truth: Tensor, naive: Tensor) -> None:
+        """Account for one slice; shared arguments are summed over slices and compared at the end."""
+        if self.layout == SHARED:
+            for key, tensor in (("t", truth), ("n", naive)):
+                total = self.shared.get(key)
+                wide = tensor.to(torch.float64)
+                self.shared[key] = wide if total is None else total + wide
+            return
+        want = (self._rows(), *truth.shape[1:])
+        if value.shape != want:
+            self.problem = f"shape {tuple(value.shape)}, want {want}"
+            return
+        self._add(self.inputs.cut_output(self.argument, value, part), truth, naive, part)
+
+    def _rows(self) -> int:
+        """Rows of the whole tensor, those past the last offset included."""
+        tensors = self.inputs.tensors()
+        if self.argument in tensors and self.name not in self.inputs.operator.output_layout:
+            return int(tensors[self.argument].shape[0])
+        if self.inputs.arguments[self.layout] is None:
+            return self.inputs.num_sequences
+        layouts = self.inputs.operator.layout
+        return next(int(t.shape[0]) for n, t in tensors.items() if layouts.get(n) == self.layout)
+
+    def _add(self, value: Tensor, truth: Tensor, naive: Tensor, part: Sequence[int] | None) -> None:
+        errors = {
+            "e": _difference(value, truth),
+            "n": _difference(naive, truth),
+            "t": torch.where(torch.isfinite(truth), truth, 0.0).abs(),
+        }
+        for key, error in errors.items():
+            self.squares[key] += float(error.square().sum())
+            peak = float(error.max()) if error.numel() else 0.0
+            if key == "e" and (self.worst is None or not peak <= self.peaks["e"]) and error.numel():
+                flat = int(error.argmax())
+                first = part[0] if part is not None else 0
+                self.worst = (first, tuple(int(i) for i in _unravel(flat, error.shape)))
+            self.peaks[key] = max(self.peaks[key], peak) if peak == peak else math.inf
+        if part is not None:
+            self._add_sequences(errors, part)
+
+    def _add_sequences(self, errors: Mapping[str, Tensor], part: Sequence[int]) -> None:
+        """Normwise error, naive error and truth of every sequence of the slice."""
+        counts = self._rows_of(part)
+        norms = []
+        for key in ("e", "n", "t"):
+            rows = errors[key].shape[0]
+            flat = errors[key].reshape(rows, math.prod(errors[key].shape[1:])).square().sum(1)
+            total = torch.zeros(len(counts), dtype=torch.float64, device=flat.device)
+            index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+            norms.append(total.index_add_(0, index.to(flat.device), flat).sqrt().tolist())
+        self.sequences += list(zip(*norms, strict=True))
+
+    def _rows_of(self, part: Sequence[int]) -> list[int]:
+        """Rows that each sequence of the slice has in this tensor."""
+        if self.layout == PAIRS:
+            bounds = self.inputs.pair_bounds()
+            return [bounds[s + 1] - bounds[s] for s in part]
+        lengths = self.inputs.lengths(self.layout)
+        return [1] * len(part) if lengths is None else [int(lengths[s]) for s in part]
+
+    def finish(self, value: Tensor) -> Accuracy:
+        """The verdict, once every slice is in."""
+        if self.layout == SHARED and self.shared:
+            if value.shape != self.shared["t"].shape:
+                self.problem = f"shape {tuple(value.shape)}, want {tuple(self.shared['t'].shape)}"
+            else:
+                self._add(value, self.shared["t"], self.shared["n"], None)
+        budget = self.inputs.operator.budget
+        multiple = budget.gradient if self.name.startswith("grad ") else budget.forward
+        floor = self.inputs.operator.floor(self.inputs, value.dtype)
+        norm = {key: math.sqrt(square) for key, square in self.squares.items()}
+        allowed = multiple * norm["n"] + floor * norm["t"]
+        worst_allowed = multiple * self.peaks["n"] + 2 * floor * self.peaks["t"]
+        bad = self._bad_sequence(multiple, floor, norm)
+        sequence, position, index = self._locate()
+        problem = self.problem
+        if problem is None:
+            problem = _verdict(norm["e"], allowed, self.peaks["e"], worst_allowed, bad)
+        return Accuracy(
+            name=self.name,
+            error=norm["e"],
+            allowed=allowed,
+            naive_error=norm["n"],
+            worst_error=self.peaks["e"],
+            worst_allowed=worst_allowed,
+            worst_index=index,
+            worst_sequence=sequence,
+            worst_position=position,
+            bad_sequence=bad,
+            snr_db=_decibels(norm["t"], norm["e"]),
+            problem=problem,
+        )
+
+    def _bad_sequence(self, multiple: float, floor: float, norm: Mapping[str, float]) -> int | None:
+        """The sequence furthest over twice its own budget.
+
+        A gradient may cancel to nearly nothing in one sequence (one visible key makes dq exactly 0),
+        so a share of the mean size of all sequences is allowed on top there.
+        """
+        ordinary = norm["t"] / math.sqrt(max(1, sum(1 for s in self.sequences if s[2] > 0)))
+        slack = 8 * floor * ordinary if self.name.startswith("grad ") else 0.0
+        worst, over = None, 1.0
+        for sequence, (error, naive, truth) in enumerate(self.sequences):
+            allowed = 2 * (multiple * naive + 2 * floor * truth) + slack
+            ratio = error / allowed if allowed > 0 else (math.inf if error > 0 else 0.0)
+            if not ratio <= over:
+                worst, over = sequence, ratio
+        return worst
+
+    def _locate(self) -> tuple[int | None, int | None, tuple[int, ...]]:
+        """Sequence, position and index (in the whole tensor) of the worst element."""
+        if self.worst is None:
+            return None, None, ()
+        first, index = self.worst
+        if self.layout == SHARED or not index:
+            return None, None, index
+        if self.inputs.arguments.get(self.layout, 0) is None:
+            return first + index[0], None, (first + index[0], *index[1:])
+        if self.layout == PAIRS:
+            bounds: Sequence[int] = self.inputs.pair_bounds()
+        else:
+            offsets = self.inputs.offsets(self.layout)
+            assert offsets is not None
+            bounds = offsets.tolist()
+        row = bounds[first] + index[0]
+        sequence = max(s for s in range(len(bounds) - 1) if bounds[s] <= row)
+        return sequence, row - bounds[sequence], (row, *index[1:])
+
+
+def _verdict(
+    error: float, allowed: float, worst: float, worst_allowed: float, bad: int | None
+) -> str | None:
+    if not error <= allowed:
+        return f"normwise error {error:.3e} is over its budget {allowed:.3e}"
+    if not worst <= worst_allowed:
+        return f"worst element is off by {worst:.3e}, budget {worst_allowed:.3e}"
+    if bad is not None:
+        return f"sequence {bad} alone is over its budget"
+    return None
+
+
+def _difference(value: Tensor, truth: Tensor) -> Tensor:
+    """|value - truth| in float64; equal infinities differ by 0, a NaN or a stray infinity by inf."""
+    wide = value.to(torch.float64)
+    gap = (wide - truth).abs()
+    return torch.where(wide == truth, 0.0, torch.where(torch.isfinite(gap), gap, math.inf))
+
+
+def _unravel(flat: int, shape: torch.Size) -> tuple[int, ...]:
+    index: list[int] = []
+    for size in reversed(shape):
+        index.append(flat % size)
+        flat //= size
+    return tuple(reversed(index))
+
+
+def _decibels(truth: float, error: float) -> float:
+    if error == 0:
+        return math.inf
+    return -math.inf if truth == 0 or error == math.inf else 20 * math.log10(truth / error)

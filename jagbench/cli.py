@@ -1,0 +1,111 @@
+"""The `jagbench` command: what there is to judge, and on what."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from jagbench.reference import OPERATORS
+from jagbench.version import __version__
+from jagbench.workload import PURPOSES, Workload
+from jagbench.workloads import CATALOGUE, select, workload_from_text
+
+
+@click.group()
+@click.version_option(__version__, prog_name="jagbench")
+def main() -> None:
+    """Conformance suite and benchmark for jagged kernels. The tests themselves run by pytest."""
+
+
+@main.command()
+def operators() -> None:
+    """List the operators: signature, definition, number of workloads."""
+    for operator in OPERATORS.values():
+        click.echo(f"{operator.name}{operator.signature}")
+        click.echo(f"    defined in: {operator.paper}")
+        click.echo(f"    gradients of: {', '.join(operator.differentiable)}")
+        click.echo(f"    workloads: {len(select(operator=operator.name))}")
+
+
+@main.command()
+@click.option("--operator", type=click.Choice(sorted(OPERATORS)), help="Only of this operator.")
+@click.option("--purpose", type=click.Choice(PURPOSES), help="Only those that serve it.")
+@click.option("--tag", help="Only those with this tag.")
+def workloads(operator: str | None, purpose: str | None, tag: str | None) -> None:
+    """List workloads with their realised statistics."""
+    found = select(operator=operator, purpose=purpose, tag=tag)
+    if not found:
+        tags = sorted({t for w in CATALOGUE.values() for t in w.tags})
+        raise click.ClickException(f"no workload meets this; tags are: {', '.join(tags)}")
+    table = Table(box=None)
+    table.add_column("workload", no_wrap=True)
+    for heading in ("sequences", "q tokens", "k tokens", "visible pairs", "k fill"):
+        table.add_column(heading, justify="right")
+    for heading in ("purposes", "digest"):
+        table.add_column(heading, no_wrap=True)
+    for workload in found:
+        table.add_row(*_row(workload))
+    # A table cut to fit a pipe's 80 columns would lose its digests.
+    console = Console()
+    console = console if console.is_terminal else Console(width=200)
+    console.print(table)
+    console.print(f"{len(found)} workloads")
+
+
+def _row(workload: Workload) -> tuple[str, ...]:
+    statistics = workload.statistics
+    counts = ("sequences", "q_tokens", "k_tokens", "visible_pairs")
+    purposes = ", ".join(p for p in PURPOSES if p in workload.purposes)
+    return (
+        workload.name,
+        *(f"{int(statistics[name]):,}" for name in counts),
+        f"{statistics['k_fill']:.3f}",
+        purposes,
+        workload.digest,
+    )
+
+
+@main.command()
+@click.argument("name")
+@click.option("--operator", type=click.Choice(sorted(OPERATORS)), default="jagged_attention",
+              help="Operator of a replayed workload.")  # fmt: skip
+def describe(name: str, operator: str) -> None:
+    """Describe one workload by NAME, or a file of lengths by replay:PATH[:COLUMN]."""
+    workload = CATALOGUE.get(name)
+    if workload is None and name.startswith("replay:"):
+        try:
+            workload = workload_from_text(name, operator)
+        except (ValueError, ImportError) as error:
+            raise click.ClickException(str(error)) from error
+    if workload is None:
+        raise click.ClickException(f"no workload is named {name!r}; see `jagbench workloads`")
+    for label, value in _description(workload):
+        click.echo(f"{label:<18} {value}")
+
+
+def _description(workload: Workload) -> list[tuple[str, str]]:
+    recipe = {
+        name: value
+        for name, value in vars(workload.recipe).items()
+        if value is not None and name != "operator"
+    }
+    lines = [
+        ("name", workload.name),
+        ("operator", workload.operator),
+        ("digest", workload.digest),
+        ("seed", str(workload.seed)),
+        ("purposes", ", ".join(p for p in PURPOSES if p in workload.purposes)),
+        ("tags", ", ".join(sorted(workload.tags))),
+        ("source", workload.source or "ours"),
+    ]
+    lines += [(f"  {name}", _brief(value)) for name, value in recipe.items()]
+    lines += [(name, f"{value:,.6g}" if isinstance(value, float) else f"{value:,}")
+              for name, value in workload.statistics.items()]  # fmt: skip
+    return lines
+
+
+def _brief(value: object, limit: int = 160) -> str:
+    """Text of a value, cut where a replayed file would fill the screen."""
+    text = str(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."

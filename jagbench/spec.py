@@ -1,0 +1,98 @@
+"""What the harness must know of an operator to judge any implementation of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from jagbench.inputs import Inputs
+
+#: Layout of an argument that belongs to no sequence (a bias table, one dense query for all).
+SHARED = "shared"
+#: Layout of an argument with one row per query-key pair, row-major per sequence.
+PAIRS = "pairs"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How far an implementation may be from the float64 truth.
+
+    Allowed error = multiple x (error of the reference run in the implementation's own dtype)
+    + floor x (size of the truth), by worst element twice that floor.
+
+    forward, gradient: the multiples.
+    roundoffs: floor in unit roundoffs of the output's dtype: a result is rounded once at the end.
+    float32_roundoffs: floor in unit roundoffs of float32, in which kernels compute: exponentials in
+        units of log 2 and the hardware's exp2 (2 ulp) cost a few that the reference does not pay.
+    """
+
+    forward: float = 2.0
+    gradient: float = 3.0
+    roundoffs: float = 1.0
+    float32_roundoffs: float = 4.0
+
+    def floor(self, dtype: torch.dtype) -> float:
+        """Floor for an output of a dtype, relative to the size of the truth."""
+        own, single = (torch.finfo(t).eps / 2 for t in (dtype, torch.float32))
+        return self.roundoffs * own + self.float32_roundoffs * min(single, own)
+
+
+def exact(_: Inputs) -> float:
+    """Approximation of an operator that states none."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator: its truth, its arguments, its cost.
+
+    name: the callable an implementation must offer.
+    reference: the truth; its signature is the operator's signature.
+    layout: tensor argument -> the offsets argument that packs its rows, or `SHARED`, or `PAIRS`.
+        The arguments of records are named by a dotted path ("bias.table").
+    output_layout: the same for every output ("out", "lse").
+    differentiable: tensor arguments that have a gradient.
+    flops: useful FLOP of a forward pass (visible pairs only).
+    bytes_moved: least bytes of a forward pass: each input read once, each output written once.
+    backward_flops_ratio: kernel FLOP of the backward over the forward (2.5: scores are recomputed);
+        the model FLOP of MFU count 2.
+    paper: where the operator is defined.
+    approximation: relative error that the inputs' named approximations (a hardware tanh) state for
+        themselves; the judge adds it, four times, to the floor.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    layout: Mapping[str, str]
+    output_layout: Mapping[str, str]
+    differentiable: tuple[str, ...]
+    flops: Callable[[Inputs], int]
+    bytes_moved: Callable[[Inputs], int]
+    paper: str
+    budget: Budget = Budget()
+    approximation: Callable[[Inputs], float] = exact
+    backward_flops_ratio: float = 2.5
+    model_backward_flops_ratio: float = 2.0
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Signature that every implementation keeps."""
+        return inspect.signature(self.reference)
+
+    def floor(self, inputs: Inputs, dtype: torch.dtype) -> float:
+        """Error allowed whatever the reference's own, relative to the size of the truth.
+
+        An approximation's bound is on one weight; the tails of an activation, where weights are
+        small and the bound is not, and its derivative take up to four times that in the norm.
+        """
+        return self.budget.floor(dtype) + 4.0 * self.approximation(inputs)
+
+    @property
+    def offsets_arguments(self) -> tuple[str, ...]:
+        """Names of the offsets arguments, in the order in which they pack the inputs."""
+        return tuple(dict.fromkeys(v for v in self.layout.values() if v not in (SHARED, PAIRS)))
