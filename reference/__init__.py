@@ -1,0 +1,19 @@
+"""The truth: every operator as a short loop over sequences, in any float dtype.
+
+An implementation like any other (`--impl=jagbench.reference`). Attributes named after an operator
+are the functions; the modules of the same names are imported from by their full path
+(`from jagbench.reference.gdpa import GDPA`).
+"""
+
+from collections.abc import Mapping
+
+from jagbench.reference.gdpa import GDPA, gdpa
+from jagbench.reference.jagged_attention import JAGGED_ATTENTION, jagged_attention
+from jagbench.spec import Operator
+
+#: Every operator by name.
+OPERATORS: Mapping[str, Operator] = {
+    operator.name: operator for operator in (JAGGED_ATTENTION, GDPA)
+}
+
+__all__ = ["OPERATORS", "gdpa", "jagged_attention"]
