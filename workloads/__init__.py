@@ -1,0 +1,7 @@
+"""Named, seeded, production-like jagged inputs."""
+
+from jagbench.workloads.attention import AttentionRecipe
+from jagbench.workloads.catalogue import CATALOGUE, select
+from jagbench.workloads.replay import workload_from_text
+
+__all__ = ["CATALOGUE", "AttentionRecipe", "select", "workload_from_text"]

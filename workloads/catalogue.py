@@ -1,0 +1,54 @@
+"""The catalogue: every named workload, and how to choose among them."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from jagbench.workload import Workload
+from jagbench.workloads.adversarial import adversarial
+from jagbench.workloads.attention import OPERATOR_NAMES
+from jagbench.workloads.features import features
+from jagbench.workloads.published import published
+
+
+def _all() -> Iterator[Workload]:
+    yield from published()
+    for operator in OPERATOR_NAMES:
+        yield from features(operator)
+        yield from adversarial(operator)
+
+
+def _catalogue() -> Mapping[str, Workload]:
+    found: dict[str, Workload] = {}
+    for workload in _all():
+        if workload.name in found:
+            raise ValueError(f"two workloads are named {workload.name}")
+        found[workload.name] = workload
+    return MappingProxyType(found)
+
+
+#: Every workload by name.
+CATALOGUE: Mapping[str, Workload] = _catalogue()
+
+
+def select(
+    operator: str | None = None,
+    purpose: str | None = None,
+    tag: str | None = None,
+    name: str | None = None,
+) -> tuple[Workload, ...]:
+    """Workloads that meet every condition given, in the catalogue's order.
+
+    operator: name of the operator. purpose: "smoke", "conformance" or "full". tag: one tag.
+    name: pattern of `fnmatch` ("gdpa-self-*").
+    """
+    return tuple(
+        w
+        for w in CATALOGUE.values()
+        if (operator is None or w.operator == operator)
+        and (purpose is None or purpose in w.purposes)
+        and (tag is None or tag in w.tags)
+        and (name is None or fnmatch.fnmatchcase(w.name, name))
+    )
