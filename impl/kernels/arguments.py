@@ -1,0 +1,191 @@
+"""Arguments of the jagged operators, checked: what kernels may rely on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+#: Largest row stride, in elements, whose offsets inside a tile of 256 rows still fit 32 bits.
+LARGEST_ROW_STRIDE = 1 << 23
+
+_FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# Offsets already found well-formed, with the tensor version that was looked at. A tensor is looked
+# at once, because looking at device memory stops the stream; one changed in place is looked at again.
+_checked_offsets = WeakTensorKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of one call.
+
+    batch: sequences. total_q, total_k: rows of q and k, padding rows included; with `shared_q` q is
+    one dense block of total_q rows for every sequence. out_rows: rows of the output.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    qk_dim: int
+    v_dim: int
+    total_q: int
+    total_k: int
+    shared_q: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def mean_q(self) -> float:
+        """Query rows a sequence on average, padding included: what the host knows of lengths."""
+        return float(self.total_q) if self.shared_q else self.total_q / max(1, self.batch)
+
+    @property
+    def mean_k(self) -> float:
+        """Key rows a sequence on average, padding included."""
+        return self.total_k / max(1, self.batch)
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of the output over the whole batch."""
+        return self.batch * self.total_q if self.shared_q else self.total_q
+
+
+def check_arguments(
+    operator: str, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor
+) -> Geometry:
+    """Shapes, dtypes and devices of q, k, v and offsets; raises ValueError with the numbers."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 3:
+            raise ValueError(
+                f"{operator}: {name} must be [rows, heads, head_dim], got shape {tuple(tensor.shape)}"
+            )
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in _FLOAT_TYPES:
+        raise ValueError(
+            f"{operator}: q, k, v must share one dtype out of float32, float16, bfloat16, got "
+            f"{q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    _check_devices(operator, q, k=k, v=v, q_offsets=q_offsets, k_offsets=k_offsets)
+    if k.shape[:2] != v.shape[:2]:
+        raise ValueError(
+            f"{operator}: k and v must have the same rows and heads, got {tuple(k.shape[:2])} and "
+            f"{tuple(v.shape[:2])}"
+        )
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"{operator}: q and k must have one head_dim, got {q.shape[2]} and {k.shape[2]}"
+        )
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{operator}: {kv_heads} key heads do not divide {heads} query heads")
+    if not 1 <= q.shape[2] <= 256 or not 1 <= v.shape[2] <= 256:
+        raise NotImplementedError(
+            f"{operator}: head dims 1 to 256 are supported, got {q.shape[2]} and {v.shape[2]}"
+        )
+    batch = _check_batch(operator, q_offsets, k_offsets)
+    return Geometry(
+        batch, heads, kv_heads, q.shape[2], v.shape[2], q.shape[0], k.shape[0], q_offsets is None
+    )
+
+
+def _check_devices(operator: str, q: Tensor, **others: Tensor | None) -> None:
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != q.device:
+            raise ValueError(f"{operator}: {name} is on {tensor.device}, q on {q.device}")
+
+
+def _check_batch(operator: str, q_offsets: Tensor | None, k_offsets: Tensor) -> int:
+    for name, offsets in (("q_offsets", q_offsets), ("k_offsets", k_offsets)):
+        if offsets is None:
+            continue
+        if offsets.dim() != 1 or offsets.numel() == 0:
+            raise ValueError(
+                f"{operator}: {name} must be [batch + 1], got shape {tuple(offsets.shape)}"
+            )
+        if offsets.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{operator}: {name} must be int32 or int64, got {offsets.dtype}")
+    if q_offsets is not None and q_offsets.numel() != k_offsets.numel():
+        raise ValueError(
+            f"{operator}: q_offsets are for {q_offsets.numel() - 1} sequences, k_offsets for "
+            f"{k_offsets.numel() - 1}"
+        )
+    return k_offsets.numel() - 1
+
+
+def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> None:
+    """Values of an offsets tensor: from 0, non-decreasing, at most `total`; else ValueError.
+
+    Reads device memory, so the stream is waited for, once per tensor and version. Not done while
+    a CUDA graph is captured: the capture's warm-up run has done it.
+    """
+    if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    seen = _checked_offsets.get(offsets)
+    if seen == (offsets._version, total):
+        return
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first != 0:
+        raise ValueError(f"{operator}: {name} must start at 0, got {first}")
+    falls = (offsets.diff() < 0).nonzero()
+    if falls.numel():
+        at = int(falls[0])
+        raise ValueError(
+            f"{operator}: {name} must not decrease, but entry {at} is {int(offsets[at])} and entry "
+            f"{at + 1} is {int(offsets[at + 1])}"
+        )
+    if last > total:
+        raise ValueError(f"{operator}: {name} end at {last}, but there are {total} rows")
+    _checked_offsets[offsets] = (offsets._version, total)
+
+
+def window_bounds(operator: str, causal: bool, window: object) -> tuple[int, int]:
+    """`(left, right)` with -1 for unbounded; causal sets right to 0."""
+    if window is None:
+        left: int | None = None
+        right: int | None = None
+    else:
+        if not isinstance(window, (tuple, list)) or len(window) != 2:
+            raise ValueError(f"{operator}: window must be (left, right), got {window!r}")
+        left, right = window
+    for name, side in (("left", left), ("right", right)):
+        if side is not None and side < 0:
+            raise ValueError(f"{operator}: window {name} must be at least 0 or None, got {side}")
+    if causal:
+        right = 0
+    # A bound past int32 sees everything; clipped so that position arithmetic cannot wrap.
+    clip = 1 << 29
+    return (
+        -1 if left is None or left >= clip else left,
+        -1 if right is None or right >= clip else right,
+    )
+
+
+def check_align(operator: str, align: str) -> bool:
+    """Whether the last query lies beside the last key ("end"); ValueError for unknown names."""
+    if align not in ("start", "end"):
+        raise ValueError(f"{operator}: align must be 'start' or 'end', got {align!r}")
+    return align == "end"
+
+
+def kernel_layout(tensor: Tensor) -> Tensor:
+    """The tensor itself if kernels can address it, else a contiguous copy.
+
+    Kernels take any row and head stride (expanded and interleaved tensors included) so long as a
+    head's elements lie side by side and the rows of a tile stay within 32-bit offsets.
+    """
+    fits = tensor.stride(2) == 1 or tensor.shape[2] == 1
+    return tensor if fits and tensor.stride(0) < LARGEST_ROW_STRIDE else tensor.contiguous()
+
+
+def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the autocast dtype where autocast is on for their device."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)

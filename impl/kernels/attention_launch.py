@@ -1,0 +1,322 @@
+"""Launches of the kernels that jagged attention and GDPA share: the backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from jagbench.impl.kernels.arguments import Geometry, kernel_layout
+from jagbench.impl.kernels.attention_backward import (
+    STATISTICS_PAD,
+    key_value_gradient_kernel,
+    query_gradient_kernel,
+    row_statistics_kernel,
+)
+from jagbench.impl.kernels.interpreter import INTERPRET
+from jagbench.impl.kernels.schedule import build_tile_list
+from jagbench.impl.kernels.tuning import Kernel, Schedule, TileConfig, padded, tile_config
+from jagbench.pairs import attention_flops, visible_pairs
+
+SOFTMAX_ID = -1
+_PAD = STATISTICS_PAD.value
+# Mean lengths from which, and up to which, other tiles are faster (tuning._TABLE).
+_LONG_KEYS, _FEW_QUERIES = 384, 64
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Window in kernel form: bounds with -1 for unbounded, and the alignment."""
+
+    left: int
+    right: int
+    align_end: bool
+
+    @property
+    def constants(self) -> dict[str, bool]:
+        """The kernels' compile-time parameters."""
+        bounded = self.left >= 0 or self.right >= 0
+        return {
+            "HAS_LEFT": self.left >= 0,
+            "HAS_RIGHT": self.right >= 0,
+            "ALIGN_END": self.align_end and bounded,
+        }
+
+    @property
+    def span(self) -> int | None:
+        """Most rows of the other side that one row can see; None if unbounded."""
+        return self.left + self.right + 1 if self.left >= 0 and self.right >= 0 else None
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Bias in kernel form.
+
+    kind: 0 none, 1 dense `[pairs, heads or 1]`, 2 bucketed (table `[buckets, heads or 1]`).
+    pair_offsets: pairs before each sequence, int64 `[batch + 1]`.
+    """
+
+    kind: int = 0
+    values: Tensor | None = None
+    bucket_ids: Tensor | None = None
+    pair_offsets: Tensor | None = None
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Row and head stride; a single head serves all (stride 0)."""
+        if self.values is None:
+            return 0, 0
+        return self.values.stride(0), self.values.stride(1) if self.values.shape[1] > 1 else 0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which gradients are wanted."""
+
+    query: bool = True
+    key_value: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class BackwardCall:
+    """What the backward kernels are told beyond q, k, v and the upstream gradient.
+
+    activation: id of an activation, `SOFTMAX_ID`, or -2 with `activation_ids` (int32 `[heads]`)
+        and `activation_set` (bit set of the ids that occur).
+    score_scale: factor of Q K^T before exp2 or the activation; grad_scale: of dQ and dK;
+    value_scale: of dV. statistics: from `row_statistics`, softmax only.
+    """
+
+    geometry: Geometry
+    mask: Mask
+    schedule: Schedule
+    activation: int
+    score_scale: float
+    grad_scale: float
+    value_scale: float = 1.0
+    activation_ids: Tensor | None = None
+    activation_set: int = 0
+    bias: Bias = Bias()
+    statistics: Tensor | None = None
+    needs: Needs = Needs()
+
+
+def require_device(operator: str, tensor: Tensor) -> None:
+    """Triton runs on GPUs, and on CPU tensors in its interpreter only."""
+    if not tensor.is_cuda and not INTERPRET.value:
+        raise NotImplementedError(
+            f"{operator}: tensors on {tensor.device} need Triton's interpreter; set "
+            "TRITON_INTERPRET=1 before jagbench.impl is imported"
+        )
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """Programs of a persistent launch: one a multiprocessor; a few in the interpreter."""
+    if not tensor.is_cuda:
+        return 4
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def flops_of_offsets(
+    q: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    left: int,
+    right: int,
+    align_end: bool,
+) -> int:
+    """Useful FLOP of a forward pass, from the offsets' values (for torch's FLOP counter)."""
+    k_lengths = k_offsets.diff()
+    rows = torch.full_like(k_lengths, q.shape[0]) if q_offsets is None else q_offsets.diff()
+    window = (None if left < 0 else left, None if right < 0 else right)
+    pairs = visible_pairs(rows, k_lengths, align="end" if align_end else "start", window=window)
+    return attention_flops(int(pairs.sum()), q.shape[1], q.shape[2], v.shape[2])
+
+
+def row_statistics(
+    out: Tensor,
+    d_out: Tensor,
+    lse: Tensor,
+    d_lse: Tensor | None,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    geometry: Geometry,
+) -> Tensor:
+    """lse and delta of every row for the softmax backward, float32 `[2, heads, statistics_rows]`.
+
+    out, d_out: `[out_rows, heads, v_dim]`; lse: `[heads, out_rows]`; d_lse: `[out_rows, heads]`.
+    """
+    g = geometry
+    rows = (g.out_rows // _PAD + 2 * (g.batch + 1) + 1) * _PAD
+    statistics = torch.empty(2, g.heads, rows, dtype=torch.float32, device=out.device)
+    items = build_tile_list(q_offsets, k_offsets, g.total_q, _PAD)
+    grid = items.upper * g.heads
+    if grid:
+        row_statistics_kernel[(grid,)](
+            out, d_out, lse, d_lse, statistics, q_offsets, items.sequence, items.block,
+            g.batch, g.total_q, g.out_rows, rows, d_out.stride(0), d_out.stride(1),
+            *((0, 0) if d_lse is None else d_lse.stride()),
+            HEADS=g.heads, DV=g.v_dim, BLOCK_DV=padded(g.v_dim), SHARED_Q=g.shared_q,
+            HAS_D_LSE=d_lse is not None, num_warps=4,
+        )  # fmt: skip
+    return statistics
+
+
+def attention_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    d_out: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    call: BackwardCall,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of q, k, v and of the bias; None where not needed.
+
+    d_out: `[out_rows, heads, v_dim]`, any strides.
+    """
+    q, k, v, d_out = (kernel_layout(t) for t in (q, k, v, d_out))
+    atomic = call.schedule.backward == "atomic"
+    dq = dk = dv = d_bias = None
+    if call.needs.key_value or (atomic and call.needs.query):
+        dq, dk, dv = _key_value_gradients(q, k, v, d_out, q_offsets, k_offsets, call, atomic)
+    if (call.needs.query and not atomic) or call.needs.bias:
+        split_dq, d_bias = _query_gradient(q, k, v, d_out, q_offsets, k_offsets, call)
+        dq = split_dq if dq is None else dq
+    return dq, dk, dv, d_bias
+
+
+def _statistics_rows(call: BackwardCall) -> int:
+    return 0 if call.statistics is None else call.statistics.shape[2]
+
+
+def _backward_tiles(
+    kernel: Literal["query_gradient", "key_value_gradient"], call: BackwardCall, dtype: torch.dtype
+) -> TileConfig:
+    """Tiles of a backward kernel: the schedule's, or the row of the table for its weights."""
+    g = call.geometry
+    pinned = getattr(call.schedule, kernel)
+    row: Kernel = kernel
+    if call.activation != SOFTMAX_ID:
+        row = "gdpa_query_gradient" if kernel == "query_gradient" else "gdpa_key_value_gradient"
+    elif kernel == "key_value_gradient" and g.mean_k >= _LONG_KEYS:
+        row = "key_value_gradient_long"
+    if kernel == "query_gradient" and g.mean_q <= _FEW_QUERIES:
+        row = "query_gradient_few"
+    tiles = tile_config(row, dtype, g.qk_dim, g.v_dim, pinned)
+    if tiles.block_q > _PAD:
+        raise ValueError(f"{kernel}: block_q is at most {_PAD}, got {tiles.block_q}")
+    return tiles
+
+
+def _common_strides(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, bias: Bias) -> tuple[int, ...]:
+    strides = [s for t in (q, k, v, d_out) for s in t.stride()[:2]]
+    return (*strides, *bias.strides)
+
+
+def _key_value_gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    d_out: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    call: BackwardCall,
+    atomic: bool,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """dK and dV; with `atomic` dQ too."""
+    g, mask, bias = call.geometry, call.mask, call.bias
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device) if atomic else None
+    tiles = _backward_tiles("key_value_gradient", call, q.dtype)
+    items = build_tile_list(k_offsets, q_offsets, g.total_k, tiles.block_k, span=mask.span)
+    grid = items.upper * g.kv_heads
+    if grid:
+        key_value_gradient_kernel[(grid,)](
+            q, k, v, d_out, _or(call.statistics, q), _or(dq, q), dk, dv,
+            bias.values, bias.bucket_ids, call.activation_ids,
+            q_offsets, k_offsets, bias.pair_offsets, items.sequence, items.block,
+            g.batch, g.total_q, g.total_k, _statistics_rows(call), mask.left, mask.right,
+            call.score_scale, call.grad_scale, call.value_scale,
+            *_common_strides(q, k, v, d_out, bias),
+            KV_HEADS=g.kv_heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+            BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
+            BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
+            BIAS=bias.kind, ACTIVATION=call.activation,
+            ACTIVATION_SET=call.activation_set, SHARED_Q=g.shared_q, ATOMIC_DQ=atomic,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        )  # fmt: skip
+    return None if dq is None else dq.to(q.dtype), dk, dv
+
+
+def _query_gradient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    d_out: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    call: BackwardCall,
+) -> tuple[Tensor, Tensor | None]:
+    """dQ, and the gradient of the bias if it is needed."""
+    g, mask, bias = call.geometry, call.mask, call.bias
+    # A shared query has one share of dQ a sequence, kept in fp32 until they are summed.
+    shape = (g.batch, *q.shape) if g.shared_q else q.shape
+    dq = torch.empty(shape, dtype=torch.float32 if g.shared_q else q.dtype, device=q.device)
+    tiles = _backward_tiles("query_gradient", call, q.dtype)
+    items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=mask.span)
+    grid = items.upper * g.heads
+    d_bias = _empty_bias_gradient(call, grid) if call.needs.bias else None
+    buckets = bias.values.shape[0] if bias.kind == 2 and bias.values is not None else 1
+    if grid:
+        query_gradient_kernel[(grid,)](
+            q, k, v, d_out, _or(call.statistics, q), dq, d_bias,
+            bias.values, bias.bucket_ids, call.activation_ids,
+            q_offsets, k_offsets, bias.pair_offsets, items.sequence, items.block,
+            g.batch, g.total_q, g.total_k, _statistics_rows(call), mask.left, mask.right,
+            call.score_scale, call.grad_scale, *_common_strides(q, k, v, d_out, bias),
+            HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+            BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
+            BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
+            BIAS=bias.kind, BUCKETS=buckets, BUCKET_BLOCK=padded(buckets),
+            BIAS_GRADIENT=d_bias is not None, ACTIVATION=call.activation,
+            ACTIVATION_SET=call.activation_set, SHARED_Q=g.shared_q,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        )  # fmt: skip
+    if g.shared_q:
+        dq = dq.sum(0).to(q.dtype)
+    return dq, None if d_bias is None else _reduce_bias_gradient(d_bias, call)
+
+
+def _empty_bias_gradient(call: BackwardCall, grid: int) -> Tensor:
+    """Zeros: tiles outside the window are never visited."""
+    bias = call.bias
+    assert bias.values is not None
+    if bias.kind == 1:
+        shape = (bias.values.shape[0], call.geometry.heads)
+    else:
+        shape = (grid, bias.values.shape[0])
+    return torch.zeros(shape, dtype=torch.float32, device=bias.values.device)
+
+
+def _reduce_bias_gradient(d_bias: Tensor, call: BackwardCall) -> Tensor:
+    """From the kernel's form to the bias' own shape and dtype: sums over programs and heads."""
+    values = call.bias.values
+    assert values is not None
+    if call.bias.kind == 2:
+        # Programs are numbered tile * heads + head.
+        d_bias = d_bias.view(-1, call.geometry.heads, values.shape[0]).sum(0).t()
+    if values.shape[1] == 1:
+        d_bias = d_bias.sum(1, keepdim=True)
+    return d_bias.to(values.dtype).contiguous()
+
+
+def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
+    """The tensor, or another pointer where the kernel's compiled form reads none."""
+    return stand_in if tensor is None else tensor

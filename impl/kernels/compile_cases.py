@@ -1,0 +1,211 @@
+"""What every kernel is compiled to ahead of time, with the tiles its table gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from jagbench.ahead_of_time import CompileCase
+from jagbench.impl.kernels.activations import ACTIVATION_IDS, activation_set
+from jagbench.impl.kernels.attention_launch import SOFTMAX_ID
+from jagbench.impl.kernels.tuning import Kernel, TileConfig, padded, table_config
+
+_PACKAGE = "jagbench.impl.kernels"
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_PER_HEAD = -2
+_FAST_GELU = ACTIVATION_IDS["fast_gelu"]
+
+_GDPA_ROW: dict[Kernel, Kernel] = {
+    "query_gradient": "gdpa_query_gradient",
+    "key_value_gradient": "gdpa_key_value_gradient",
+}
+
+_STRIDES = ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")
+_OFFSETS = ("q_offsets", "k_offsets")
+_WINDOW = {"HAS_LEFT": True, "HAS_RIGHT": True, "ALIGN_END": True}
+_COUNTS = {name: "i32" for name in ("batch", "total_q", "total_k", "left", "right")}
+
+
+def _pointers(dtype: str, *names: str) -> dict[str, str]:
+    return {name: f"*{dtype}" for name in names}
+
+
+def _tensors(dtype: str, tiles: tuple[str, ...]) -> dict[str, str]:
+    """Run-time arguments that every attention kernel has."""
+    return {
+        **_pointers(dtype, "q", "k", "v"),
+        **_pointers("i32", *_OFFSETS, *tiles),
+        **_COUNTS,
+        **dict.fromkeys(_STRIDES, "i32"),
+    }
+
+
+def _sizes(dim: int, config: TileConfig) -> dict[str, Any]:
+    return {
+        "D": dim, "DV": dim, "BLOCK_D": padded(dim), "BLOCK_DV": padded(dim),
+        "BLOCK_Q": config.block_q, "BLOCK_K": config.block_k,
+        "HAS_LEFT": False, "HAS_RIGHT": False, "ALIGN_END": False, "SHARED_Q": False,
+    }  # fmt: skip
+
+
+def _case(
+    name: str,
+    kernel: str,
+    table: Kernel,
+    dtype: str,
+    dim: int,
+    signature: Mapping[str, str],
+    constants: Mapping[str, Any],
+    mask: bool = True,
+) -> CompileCase:
+    """A case with the table's tiles. fp32 products run on the plain ALUs, and may spill."""
+    config = table_config(table, _DTYPES[dtype], dim, dim)
+    sizes = _sizes(dim, config)
+    if not mask:
+        sizes = {k: v for k, v in sizes.items() if k not in _WINDOW}
+    merged = {**sizes, **constants}
+    live = {key: kind for key, kind in signature.items() if key not in merged}
+    aligned = tuple(k for k, kind in live.items() if kind.startswith("*") or k in _STRIDES)
+    ieee = dtype == "fp32"
+    options: dict[str, Any] = {"matrix_opcode": dict.fromkeys((80, 90, 100, 120))} if ieee else {}
+    return CompileCase(
+        name=name,
+        kernel=f"{_PACKAGE}.{kernel}",
+        signature=live,
+        constexprs=merged,
+        aligned=aligned,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        dtype=dtype,
+        may_spill=ieee or dim > 128,
+        **options,
+    )
+
+
+def _softmax_forward(dtype: str, dim: int, masking: int, tag: str, **extra: Any) -> CompileCase:
+    signature = {
+        **_tensors(dtype, ("tile_sequence", "tile_block", "tile_count")),
+        **_pointers(dtype, "out"), **_pointers("fp32", "lse"), **_pointers("i32", "redo"),
+        "scale_log2": "fp32", "out_rows": "i32",
+    }  # fmt: skip
+    constants = {
+        "k_desc": None, "v_desc": None, "bias": None, "bucket_ids": None, "pair_offsets": None,
+        "bias_row": 0, "bias_head": 0, "HEADS": 4, "GROUP": 1, "BIAS": 0,
+        "MASKING": masking, "DESCRIPTORS": False, "DEAL": 0,
+        **extra,
+    }  # fmt: skip
+    return _case(
+        f"jagged_attention_forward-{tag}-{dtype}-d{dim}",
+        "jagged_attention_forward:jagged_attention_forward_kernel",
+        "softmax", dtype, dim, signature, constants,
+    )  # fmt: skip
+
+
+def _softmax_short_keys(dtype: str, dim: int) -> CompileCase:
+    signature = {
+        **_tensors(dtype, ("chunk_sequence", "chunk_index", "redo")), **_pointers(dtype, "out"),
+        **_pointers("fp32", "lse"), "scale_log2": "fp32", "out_rows": "i32",
+    }  # fmt: skip
+    for name in ("left", "right"):
+        del signature[name]
+    constants = {"HEADS": 4, "GROUP": 1, "CHUNK": 8, "NUM_STAGES": 3}
+    return _case(
+        f"jagged_attention_short_keys-{dtype}-d{dim}",
+        "jagged_attention_forward:jagged_attention_short_keys_kernel",
+        "softmax_short", dtype, dim, signature, constants, mask=False,
+    )  # fmt: skip
+
+
+def _gdpa_forward(dtype: str, dim: int, activation: int, tag: str, **extra: Any) -> CompileCase:
+    signature = {
+        **_tensors(dtype, ("tile_sequence", "tile_block", "tile_count")),
+        **_pointers(dtype, "out"), **_pointers("i32", "activation_ids"),
+        "pre_scale": "fp32", "post_scale": "fp32",
+    }  # fmt: skip
+    constants = {
+        "HEADS": 4, "GROUP": 1, "ACTIVATION": activation, "ACTIVATION_SET": 0,
+        "PERSISTENT": False, **({"activation_ids": None} if activation != _PER_HEAD else {}),
+        **extra,
+    }  # fmt: skip
+    return _case(
+        f"gdpa_forward-{tag}-{dtype}-d{dim}", "gdpa_forward:gdpa_forward_kernel",
+        "gdpa", dtype, dim, signature, constants,
+    )  # fmt: skip
+
+
+def _gdpa_short_keys(dtype: str, dim: int, key_tiles: int) -> CompileCase:
+    signature = {
+        **_tensors(dtype, ("chunk_sequence", "chunk_index")), **_pointers(dtype, "out"),
+        "pre_scale": "fp32", "post_scale": "fp32",
+    }  # fmt: skip
+    constants = {
+        "HEADS": 4, "GROUP": 1, "ACTIVATION": _FAST_GELU, "ACTIVATION_SET": 0,
+        "activation_ids": None, "KEY_TILES": key_tiles, "CHUNK": 8, "NUM_STAGES": 2,
+    }  # fmt: skip
+    return _case(
+        f"gdpa_short_keys-{key_tiles}_tiles-{dtype}-d{dim}", "gdpa_forward:gdpa_short_keys_kernel",
+        "gdpa_short" if key_tiles == 1 else "gdpa_short2", dtype, dim, signature, constants,
+    )  # fmt: skip
+
+
+def _gradient(
+    kernel: Kernel, dtype: str, dim: int, activation: int, tag: str, **extra: Any
+) -> CompileCase:
+    outputs = ("dk", "dv") if kernel == "key_value_gradient" else ()
+    signature = {
+        **_tensors(dtype, ("tile_sequence", "tile_block")),
+        **_pointers(dtype, "d_out", "dq", *outputs), **_pointers("fp32", "statistics"),
+        "statistics_rows": "i32", "score_scale": "fp32", "grad_scale": "fp32",
+        "d_row": "i32", "d_head": "i32",
+    }  # fmt: skip
+    constants = {
+        "bias": None, "bucket_ids": None, "activation_ids": None, "pair_offsets": None,
+        "bias_row": 0, "bias_head": 0, "GROUP": 1, "BIAS": 0, "ACTIVATION": activation,
+        "ACTIVATION_SET": 0, **extra,
+    }  # fmt: skip
+    if kernel == "key_value_gradient":
+        signature["value_scale"] = "fp32"
+        constants |= {"KV_HEADS": 4, "ATOMIC_DQ": extra.get("ATOMIC_DQ", False)}
+    else:
+        constants |= {
+            "d_bias": None, "HEADS": 4, "BUCKETS": 1, "BUCKET_BLOCK": 16, "BIAS_GRADIENT": False,
+        }  # fmt: skip
+    return _case(
+        f"{kernel}-{tag}-{dtype}-d{dim}", f"attention_backward:{kernel}_kernel",
+        kernel if activation == SOFTMAX_ID else _GDPA_ROW[kernel], dtype, dim, signature, constants,
+    )  # fmt: skip
+
+
+_CAUSAL = {"HAS_RIGHT": True, "ALIGN_END": True}
+_SUBTRACT, _EDGES, _EVERY = 2, 1, 0
+
+CASES: tuple[CompileCase, ...] = (
+    _softmax_forward("bf16", 128, _EVERY, "v1"),
+    _softmax_forward("bf16", 128, _SUBTRACT, "v2"),
+    _softmax_forward("fp16", 64, _SUBTRACT, "v2"),
+    _softmax_forward("bf16", 256, _SUBTRACT, "v2"),
+    _softmax_forward("fp32", 64, _SUBTRACT, "v2"),
+    _softmax_forward("bf16", 128, _SUBTRACT, "v3_persistent", DEAL=1),
+    _softmax_forward("bf16", 128, _EDGES, "redo", DEAL=2),
+    _softmax_short_keys("bf16", 128),
+    _softmax_forward("bf16", 128, _EDGES, "causal", **_CAUSAL),
+    _softmax_forward("bf16", 128, _EDGES, "window", **_WINDOW),
+    _gdpa_forward("bf16", 128, _FAST_GELU, "fast_gelu"),
+    _gdpa_forward("bf16", 64, ACTIVATION_IDS["gelu"], "gelu"),
+    _gdpa_forward(
+        "bf16", 128, _PER_HEAD, "per_head", ACTIVATION_SET=activation_set(("silu", "relu"))
+    ),
+    _gdpa_forward("bf16", 128, _FAST_GELU, "window", **_WINDOW),
+    _gdpa_short_keys("bf16", 128, 1),
+    _gdpa_short_keys("bf16", 128, 2),
+    _gradient("key_value_gradient", "bf16", 128, SOFTMAX_ID, "softmax"),
+    _gradient("key_value_gradient", "bf16", 128, SOFTMAX_ID, "causal", **_CAUSAL),
+    _gradient("key_value_gradient", "bf16", 64, _FAST_GELU, "fast_gelu"),
+    _gradient("key_value_gradient", "bf16", 128, _FAST_GELU, "fast_gelu"),
+    _gradient("query_gradient", "bf16", 128, SOFTMAX_ID, "softmax"),
+    _gradient("query_gradient", "bf16", 64, SOFTMAX_ID, "softmax"),
+    _gradient("query_gradient", "bf16", 128, _FAST_GELU, "fast_gelu"),
+    _gradient("query_gradient", "fp32", 64, SOFTMAX_ID, "softmax"),
+)

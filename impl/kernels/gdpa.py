@@ -1,0 +1,347 @@
+"""GDPA: custom ops, autograd, public function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from jagbench.impl.kernels.activations import ACTIVATION_IDS, activation_set
+from jagbench.impl.kernels.arguments import (
+    Geometry,
+    cast_for_autocast,
+    check_align,
+    check_arguments,
+    check_offsets,
+    kernel_layout,
+    window_bounds,
+)
+from jagbench.impl.kernels.attention_launch import (
+    BackwardCall,
+    Mask,
+    Needs,
+    attention_backward,
+    flops_of_offsets,
+    multiprocessors,
+    require_device,
+)
+from jagbench.impl.kernels.gdpa_forward import gdpa_forward_kernel, gdpa_short_keys_kernel
+from jagbench.impl.kernels.schedule import build_tile_list
+from jagbench.impl.kernels.tuning import Schedule, TileConfig, padded, tile_config
+
+NAME = "gdpa"
+DEFAULT_SCHEDULE = Schedule()
+# ACTIVATION of the kernels that stands for one id a head, read from a table.
+_PER_HEAD = -2
+_NAMES = {code: name for name, code in ACTIVATION_IDS.items()}
+# Query tiles one program of the short-key kernel walks at most.
+_CHUNK = 8
+
+
+def gdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    *,
+    activation: str | Sequence[str],
+    pre_scale: float = 1.0,
+    post_scale: float = 1.0,
+    causal: bool = False,
+    align: str = "end",
+    window: tuple[int | None, int | None] | None = None,
+    max_q_len: int | None = None,
+    max_k_len: int | None = None,
+    deterministic: bool = False,
+    schedule: Schedule = DEFAULT_SCHEDULE,
+) -> Tensor:
+    """Generalised dot-product attention: O = post_scale act(pre_scale Q K^T) V, no normaliser.
+
+    Shapes, dtypes, offsets, mask and padding as in `jagged_attention`. Masked pairs add exactly 0
+    to the output and to every gradient, whatever act(0) is.
+
+    activation: a name of `activations.ACTIVATION_IDS`, or one name per query head.
+    pre_scale: inside the activation; post_scale: outside it.
+    max_k_len: a hint; at most 128 chooses the kernel that keeps K and V on chip. A sequence that
+        is longer all the same is computed in full.
+
+    Returns `[total_q, heads, v_dim]` (dense query: `[batch, rows, heads, v_dim]`) in q's dtype.
+    Raises ValueError for malformed arguments, NotImplementedError for what no kernel does yet.
+    Source: PyTorch blog "Generalized Dot-Product Attention" (2026-03); Kunlun, arXiv 2602.10016.
+    """
+    align_end = check_align(NAME, align)
+    left, right = window_bounds(NAME, causal, window)
+    if deterministic and schedule.backward == "atomic":
+        raise ValueError(f"{NAME}: deterministic=True cannot be kept with backward='atomic'")
+    q, k, v = cast_for_autocast(q, k, v)
+    check_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    return torch.ops.jagbench.gdpa_forward(  # type: ignore[no-any-return]
+        q, k, v, q_offsets, k_offsets, _activation_codes(activation, q.shape[1]),
+        float(pre_scale), float(post_scale), left, right, align_end,
+        -1 if max_k_len is None else int(max_k_len), schedule.encode(),
+    )  # fmt: skip
+
+
+def _activation_codes(activation: str | Sequence[str], heads: int) -> list[int]:
+    """One id, or one per head where they differ; ValueError names what is known."""
+    names = [activation] if isinstance(activation, str) else list(activation)
+    unknown = [name for name in names if name not in ACTIVATION_IDS]
+    if unknown:
+        known = ", ".join(ACTIVATION_IDS)
+        raise ValueError(f"{NAME}: unknown activation {unknown[0]!r}; known: {known}")
+    if not isinstance(activation, str) and len(names) != heads:
+        raise ValueError(f"{NAME}: {len(names)} activations for {heads} heads")
+    codes = [ACTIVATION_IDS[name] for name in names]
+    return codes[:1] if len(set(codes)) == 1 else codes
+
+
+def _activation_arguments(codes: list[int], device: torch.device) -> tuple[int, int, Tensor | None]:
+    """Kernel's ACTIVATION, ACTIVATION_SET and table of ids."""
+    if len(codes) == 1:
+        return codes[0], 0, None
+    chosen = activation_set(tuple(_NAMES[code] for code in codes))
+    # Filled value by value: a copy from host memory would wait for the stream.
+    ids = torch.empty(len(codes), dtype=torch.int32, device=device)
+    for index, code in enumerate(codes):
+        ids[index].fill_(code)
+    return _PER_HEAD, chosen, ids
+
+
+@torch.library.custom_op("jagbench::gdpa_forward", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    activation: list[int],
+    pre_scale: float,
+    post_scale: float,
+    left: int,
+    right: int,
+    align_end: bool,
+    max_k_len: int,
+    schedule: list[int],
+) -> Tensor:
+    require_device(NAME, q)
+    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    if q_offsets is not None:
+        check_offsets(NAME, "q_offsets", q_offsets, geometry.total_q)
+    check_offsets(NAME, "k_offsets", k_offsets, geometry.total_k)
+    q, k, v = (kernel_layout(t) for t in (q, k, v))
+    mask, plan = Mask(left, right, align_end), Schedule.decode(schedule)
+    sizes = (q.dtype, geometry.qk_dim, geometry.v_dim, plan.forward)
+    persistent = plan.variant == "v3"
+    tiles = tile_config("gdpa_short", *sizes)
+    resident = 0 if persistent else _resident_key_tiles(geometry, max_k_len, tiles)
+    if resident != 1:
+        tiles = tile_config("gdpa_short2" if resident else "gdpa", *sizes)
+    with torch.cuda.device_of(q):
+        if resident:
+            return _launch_short_keys(
+                q, k, v, q_offsets, k_offsets, geometry, mask, tiles, activation,
+                (pre_scale, post_scale), resident,
+            )  # fmt: skip
+        return _launch_walk(
+            q, k, v, q_offsets, k_offsets, geometry, mask, tiles, activation,
+            (pre_scale, post_scale), persistent,
+        )  # fmt: skip
+
+
+def _resident_key_tiles(geometry: Geometry, max_k_len: int, tiles: TileConfig) -> int:
+    """Key tiles to keep on chip, 1 or 2; 0 if keys are not short or queries not the longer side.
+
+    Told by max_k_len, else by the mean length: a wrong guess costs time, never rows.
+    """
+    if geometry.batch == 0 or max(padded(geometry.qk_dim), padded(geometry.v_dim)) > 128:
+        return 0
+    if max_k_len < 0 and geometry.mean_q < 2 * geometry.mean_k:
+        return 0
+    length = max_k_len if max_k_len >= 0 else geometry.mean_k
+    return 1 if length <= tiles.block_k else 2 if length <= 2 * tiles.block_k else 0
+
+
+def _empty_output(q: Tensor, g: Geometry) -> Tensor:
+    rows = (g.batch, g.total_q) if g.shared_q else (g.total_q,)
+    return torch.empty(*rows, g.heads, g.v_dim, dtype=q.dtype, device=q.device)
+
+
+def _launch_walk(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
+    g: Geometry, mask: Mask, tiles: TileConfig, activation: list[int],
+    scales: tuple[float, float], persistent: bool,
+) -> Tensor:  # fmt: skip
+    """Forward by the kernel that walks the keys of each query tile."""
+    out = _empty_output(q, g)
+    items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=mask.span)
+    grid = items.upper * g.heads
+    if not grid:
+        return out
+    code, chosen, ids = _activation_arguments(activation, q.device)
+    gdpa_forward_kernel[(min(grid, multiprocessors(q)) if persistent else grid,)](
+        q, k, v, out, ids, q_offsets, k_offsets, items.sequence, items.block, items.count,
+        g.batch, g.total_q, g.total_k, mask.left, mask.right, *scales,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+        HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+        BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
+        BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
+        ACTIVATION=code, ACTIVATION_SET=chosen, SHARED_Q=g.shared_q, PERSISTENT=persistent,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def _launch_short_keys(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
+    g: Geometry, mask: Mask, tiles: TileConfig, activation: list[int],
+    scales: tuple[float, float], resident: int,
+) -> Tensor:  # fmt: skip
+    """Forward by the kernel that keeps short keys on chip."""
+    out = _empty_output(q, g)
+    items = build_tile_list(q_offsets, k_offsets, g.total_q, _CHUNK * tiles.block_q, span=mask.span)
+    grid = items.upper * g.heads
+    if not grid:
+        return out
+    code, chosen, ids = _activation_arguments(activation, q.device)
+    gdpa_short_keys_kernel[(grid,)](
+        q, k, v, out, ids, q_offsets, k_offsets, items.sequence, items.block,
+        g.batch, g.total_q, g.total_k, mask.left, mask.right, *scales,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+        HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+        BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
+        BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k,
+        KEY_TILES=resident, CHUNK=_CHUNK,
+        **mask.constants, ACTIVATION=code, ACTIVATION_SET=chosen, SHARED_Q=g.shared_q,
+        NUM_STAGES=tiles.num_stages, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    return out
+
+
+@_forward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    activation: list[int],
+    pre_scale: float,
+    post_scale: float,
+    left: int,
+    right: int,
+    align_end: bool,
+    max_k_len: int,
+    schedule: list[int],
+) -> Tensor:
+    rows = [q.shape[0]] if q_offsets is not None else [k_offsets.shape[0] - 1, q.shape[0]]
+    return q.new_empty(*rows, q.shape[1], v.shape[2])
+
+
+@torch.library.custom_op("jagbench::gdpa_backward", mutates_args=())
+def _backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    activation: list[int],
+    pre_scale: float,
+    post_scale: float,
+    left: int,
+    right: int,
+    align_end: bool,
+    schedule: list[int],
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    rows = (geometry.out_rows, geometry.heads, geometry.v_dim)
+    code, chosen, ids = _activation_arguments(activation, q.device)
+    with torch.cuda.device_of(q):
+        call = BackwardCall(
+            geometry=geometry,
+            mask=Mask(left, right, align_end),
+            schedule=Schedule.decode(schedule),
+            activation=code,
+            activation_set=chosen,
+            activation_ids=ids,
+            score_scale=pre_scale,
+            grad_scale=pre_scale * post_scale,
+            value_scale=post_scale,
+            needs=Needs(*needs),
+        )
+        gradients = attention_backward(q, k, v, d_out.reshape(rows), q_offsets, k_offsets, call)
+    # A custom op returns tensors only: an empty one stands for "not needed".
+    dq, dk, dv, _ = (q.new_empty(0) if g is None else g for g in gradients)
+    return dq, dk, dv
+
+
+@_backward.register_fake
+def _(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    activation: list[int],
+    pre_scale: float,
+    post_scale: float,
+    left: int,
+    right: int,
+    align_end: bool,
+    schedule: list[int],
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    atomic = Schedule.decode(schedule).backward == "atomic"
+    made = needs[0] or (needs[1] and atomic), needs[1] or (needs[0] and atomic)
+    dq, dk, dv = (
+        t.new_empty(t.shape if m else 0)
+        for t, m in zip((q, k, v), (made[0], made[1], made[1]), strict=True)
+    )
+    return dq, dk, dv
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    q, k, v, q_offsets, k_offsets, *constants = inputs
+    ctx.save_for_backward(q, k, v, q_offsets, k_offsets)
+    activation, pre, post, left, right, align_end, _, schedule = constants
+    ctx.constants = (activation, pre, post, left, right, align_end, schedule)
+
+
+def _autograd(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
+    wanted = ctx.needs_input_grad
+    dq, dk, dv = torch.ops.jagbench.gdpa_backward(
+        d_out, *ctx.saved_tensors, *ctx.constants, [wanted[0], wanted[1] or wanted[2]]
+    )
+    gradients = (
+        dq if wanted[0] else None,
+        dk if wanted[1] else None,
+        dv if wanted[2] else None,
+    )
+    return (*gradients, *(None,) * 10)
+
+
+_forward.register_autograd(_autograd, setup_context=_setup)
+
+
+@register_flop_formula(torch.ops.jagbench.gdpa_forward, get_raw=True)
+def _forward_flops(
+    q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, activation: Any, pre_scale: float,
+    post_scale: float, left: int, right: int, align_end: bool, *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    return flops_of_offsets(q, v, q_offsets, k_offsets, left, right, align_end)
+
+
+@register_flop_formula(torch.ops.jagbench.gdpa_backward, get_raw=True)
+def _backward_flops(
+    d_out: Any, q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, activation: Any,
+    pre_scale: float, post_scale: float, left: int, right: int, align_end: bool,
+    *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    # Five matrix products against the forward's two: the scores are recomputed.
+    return flops_of_offsets(q, v, q_offsets, k_offsets, left, right, align_end) * 5 // 2

@@ -1,0 +1,550 @@
+"""Jagged softmax attention: custom ops, autograd, public function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from jagbench.bias import BucketedBias
+from jagbench.impl.kernels.arguments import (
+    Geometry,
+    cast_for_autocast,
+    check_align,
+    check_arguments,
+    check_offsets,
+    kernel_layout,
+    window_bounds,
+)
+from jagbench.impl.kernels.attention_launch import (
+    SOFTMAX_ID,
+    BackwardCall,
+    Bias,
+    Mask,
+    Needs,
+    attention_backward,
+    flops_of_offsets,
+    multiprocessors,
+    require_device,
+    row_statistics,
+)
+from jagbench.impl.kernels.interpreter import INTERPRET
+from jagbench.impl.kernels.jagged_attention_forward import (
+    jagged_attention_forward_kernel,
+    jagged_attention_short_keys_kernel,
+)
+from jagbench.impl.kernels.schedule import TileList, build_tile_list
+from jagbench.impl.kernels.tuning import Schedule, TileConfig, padded, tile_config
+
+NAME = "jagged_attention"
+LOG2E = math.log2(math.e)
+DEFAULT_SCHEDULE = Schedule()
+# Masking of the forward kernel (its MASKING parameter).
+_MASK_EVERY_TILE, _MASK_EDGES, _SUBTRACT = 0, 1, 2
+# How its programs come by tiles (its DEAL parameter).
+_ONE_EACH, _ZIGZAG, _LEFT_OVER = 0, 1, 2
+#: Mean length from which "auto" takes v3: there TMA gains more than dealing tiles beforehand costs.
+LONG_ROWS = 768
+#: Keys of a sequence that the short-key kernel keeps on chip.
+SHORT_KEYS = 64
+#: Query tiles one program of the short-key kernel walks at most.
+CHUNK = 8
+
+
+def jagged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    align: str = "end",
+    window: tuple[int | None, int | None] | None = None,
+    bias: Tensor | BucketedBias | None = None,
+    max_q_len: int | None = None,
+    max_k_len: int | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    schedule: Schedule = DEFAULT_SCHEDULE,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention inside each sequence of a jagged batch: O = softmax(scale Q K^T + bias) V.
+
+    q: `[total_q, heads, qk_dim]`, or `[rows, heads, qk_dim]` with `q_offsets=None`: one dense query
+        shared by every sequence. k: `[total_k, kv_heads, qk_dim]`, v: `[total_k, kv_heads, v_dim]`;
+        kv_heads divides heads. One dtype of float32, float16, bfloat16; head dims 1 to 256.
+    q_offsets, k_offsets: `[batch + 1]`, int32 or int64, from 0, non-decreasing. Rows past the last
+        offset are padding: never read into a result; 0 in outputs and gradients.
+    scale: defaults to 1 / sqrt(qk_dim). causal, align, window: see `jagbench.pairs`.
+    bias: `[sum of len_q * len_k, heads or 1]`, row-major per sequence, or a `BucketedBias`.
+    max_q_len: not needed. max_k_len: a hint; at most 64 chooses the kernel that keeps a sequence's
+        keys on chip. A sequence that is longer all the same is computed in full.
+    deterministic: promises bit-equal outputs and gradients on repeats. The default schedule keeps
+        that promise anyway; with `backward="atomic"` it is refused.
+    schedule: how it is computed (`tuning.Schedule`).
+
+    Returns `[total_q, heads, v_dim]` (dense query: `[batch, rows, heads, v_dim]`) in q's dtype and,
+    with `return_lse`, the natural log-sum-exp, float32 `[total_q, heads]` (`[batch, rows, heads]`),
+    -inf for a row that sees no key. Both are differentiable.
+
+    Raises ValueError for malformed arguments, NotImplementedError for what no kernel does yet.
+    Source: arXiv 2409.15373; the backward is that of FlashAttention-2 (arXiv 2307.08691, sec. 3.1).
+    """
+    align_end = check_align(NAME, align)
+    left, right = window_bounds(NAME, causal, window)
+    if deterministic and schedule.backward == "atomic":
+        raise ValueError(f"{NAME}: deterministic=True cannot be kept with backward='atomic'")
+    q, k, v = cast_for_autocast(q, k, v)
+    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    values, bucket_ids = _bias_tensors(bias, geometry, q)
+    factor = 1.0 / math.sqrt(q.shape[2]) if scale is None else float(scale)
+    out, lse = torch.ops.jagbench.jagged_attention_forward(
+        q, k, v, q_offsets, k_offsets, values, bucket_ids, factor, left, right, align_end,
+        -1 if max_k_len is None else int(max_k_len), schedule.encode(),
+    )  # fmt: skip
+    if not return_lse:
+        return out  # type: ignore[no-any-return]
+    if q_offsets is None:
+        return out, lse.view(geometry.heads, geometry.batch, geometry.total_q).permute(1, 2, 0)
+    return out, lse.t()
+
+
+def _bias_tensors(
+    bias: Tensor | BucketedBias | None, geometry: Geometry, q: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Values and bucket ids of a bias, checked as far as shapes tell."""
+    if bias is None:
+        return None, None
+    values = bias.table if isinstance(bias, BucketedBias) else bias
+    bucket_ids = bias.bucket_ids if isinstance(bias, BucketedBias) else None
+    what = "bias.table" if isinstance(bias, BucketedBias) else "bias"
+    if values.dim() != 2 or values.shape[1] not in (1, geometry.heads):
+        raise ValueError(
+            f"{NAME}: {what} must be [rows, {geometry.heads} or 1], got {tuple(values.shape)}"
+        )
+    if not values.is_floating_point():
+        raise ValueError(f"{NAME}: {what} must be floating, got {values.dtype}")
+    for tensor in (values, bucket_ids):
+        if tensor is not None and tensor.device != q.device:
+            raise ValueError(f"{NAME}: {what} is on {tensor.device}, q on {q.device}")
+    if bucket_ids is not None:
+        if bucket_ids.dim() != 1 or bucket_ids.is_floating_point():
+            raise ValueError(
+                f"{NAME}: bias.bucket_ids must be integers [pairs], got {bucket_ids.dtype} "
+                f"{tuple(bucket_ids.shape)}"
+            )
+        bucket_ids = bucket_ids.contiguous()
+    return values, bucket_ids
+
+
+def _kernel_bias(
+    values: Tensor | None,
+    bucket_ids: Tensor | None,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    geometry: Geometry,
+) -> Bias:
+    """Bias in kernel form; the pair count is checked against the offsets."""
+    if values is None:
+        return Bias()
+    k_lengths = k_offsets.diff().long()
+    q_lengths = geometry.total_q if q_offsets is None else q_offsets.diff().long()
+    pairs = torch.cat([k_lengths.new_zeros(1), (q_lengths * k_lengths).cumsum(0)])
+    rows = values if bucket_ids is None else bucket_ids
+    if not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
+        total = int(pairs[-1])
+        if rows.shape[0] != total:
+            what = "bias" if bucket_ids is None else "bias.bucket_ids"
+            raise ValueError(f"{NAME}: {what} has {rows.shape[0]} rows, the batch {total} pairs")
+        if bucket_ids is not None and total:
+            low, high = (int(x) for x in bucket_ids.aminmax())
+            if low < 0 or high >= values.shape[0]:
+                raise ValueError(
+                    f"{NAME}: bias.bucket_ids run from {low} to {high}, the table has "
+                    f"{values.shape[0]} buckets"
+                )
+    return Bias(1 if bucket_ids is None else 2, values, bucket_ids, pairs)
+
+
+@torch.library.custom_op("jagbench::jagged_attention_forward", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    bias: Tensor | None,
+    bucket_ids: Tensor | None,
+    scale: float,
+    left: int,
+    right: int,
+    align_end: bool,
+    max_k_len: int,
+    schedule: list[int],
+) -> tuple[Tensor, Tensor]:
+    require_device(NAME, q)
+    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    if q_offsets is not None:
+        check_offsets(NAME, "q_offsets", q_offsets, geometry.total_q)
+    check_offsets(NAME, "k_offsets", k_offsets, geometry.total_k)
+    kernel_bias = _kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry)
+    with torch.cuda.device_of(q):
+        out, lse, _ = launch_forward(
+            q, k, v, q_offsets, k_offsets, geometry, Mask(left, right, align_end), kernel_bias,
+            scale, Schedule.decode(schedule), max_k_len,
+        )  # fmt: skip
+    return out, lse
+
+
+def launch_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    geometry: Geometry,
+    mask: Mask,
+    bias: Bias,
+    scale: float,
+    schedule: Schedule,
+    max_k_len: int = -1,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Output, lse (`[heads, out_rows]`) and, where subtraction is guarded, the redo list.
+
+    redo: int32; its first entry counts the tiles that a second launch computed with a mask.
+    """
+    g = geometry
+    q, k, v = (kernel_layout(t) for t in (q, k, v))
+    call = _ForwardCall(q, k, v, q_offsets, k_offsets, g, mask, bias, scale * LOG2E)
+    out, lse = _empty_outputs(q, g)
+    plain = mask.left < 0 and mask.right < 0 and bias.kind == 0
+    if schedule.variant in ("auto", "v2") and plain and _keys_are_short(g, max_k_len):
+        return out, lse, _launch_short_keys(call, out, lse, schedule)
+    tiles, descriptors, persistent = _choose_variant(call, schedule)
+    items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=mask.span)
+    grid = items.upper * g.heads
+    if not grid:
+        return out, lse, None
+    # A descriptor ends with the tensor, not with the sequence: the last tile must be masked then.
+    subtract = plain and schedule.variant != "v1" and descriptors is None
+    redo = _redo_list(q, grid) if subtract else None
+    masking = _SUBTRACT if subtract else _MASK_EDGES
+    if schedule.variant == "v1":
+        masking = _MASK_EVERY_TILE
+    deal, programs = (_ZIGZAG, min(grid, multiprocessors(q))) if persistent else (_ONE_EACH, grid)
+    _launch(call, out, lse, tiles, items, redo, masking, deal, programs, descriptors)
+    if redo is not None:
+        _launch_redo(call, out, lse, tiles, items, redo)
+    return out, lse, redo
+
+
+def _choose_variant(
+    call: _ForwardCall, schedule: Schedule
+) -> tuple[TileConfig, tuple[Any, Any] | None, bool]:
+    """Tiles, descriptors (v3 where they can be had) and whether the launch is persistent."""
+    g, q = call.geometry, call.q
+    long = min(g.mean_q, g.mean_k) >= LONG_ROWS and padded(g.qk_dim) == 128
+    if schedule.variant == "v3" or (schedule.variant == "auto" and long):
+        tiles = tile_config("softmax_tma", q.dtype, g.qk_dim, g.v_dim, schedule.forward)
+        descriptors = _descriptors(call.k, call.v, tiles)
+        if schedule.variant == "v3" or descriptors is not None:
+            return tiles, descriptors, True
+    return tile_config("softmax", q.dtype, g.qk_dim, g.v_dim, schedule.forward), None, False
+
+
+@dataclass(frozen=True)
+class _ForwardCall:
+    """Arguments of the forward kernels; scale_log2 is the scale in units of log 2."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_offsets: Tensor | None
+    k_offsets: Tensor
+    geometry: Geometry
+    mask: Mask
+    bias: Bias
+    scale_log2: float
+
+
+def _redo_list(q: Tensor, grid: int) -> Tensor:
+    """Room for every tile of a launch, with a count of 0."""
+    redo = torch.empty(4 + 4 * grid, dtype=torch.int32, device=q.device)
+    redo[:1].zero_()
+    return redo
+
+
+def _launch_redo(
+    call: _ForwardCall, out: Tensor, lse: Tensor, tiles: TileConfig, items: TileList, redo: Tensor
+) -> None:
+    """Compute with a mask what an earlier launch left: usually nothing, at the price of a launch."""
+    programs = min(redo.numel() // 4, 2 * multiprocessors(call.q))
+    _launch(call, out, lse, tiles, items, redo, _MASK_EDGES, _LEFT_OVER, programs)
+
+
+def _launch(
+    call: _ForwardCall, out: Tensor, lse: Tensor, tiles: TileConfig, items: TileList,
+    redo: Tensor | None, masking: int, deal: int, programs: int,
+    descriptors: tuple[Any, Any] | None = None,
+) -> None:  # fmt: skip
+    """One launch of the forward kernel."""
+    g, mask, bias, q, k, v = call.geometry, call.mask, call.bias, call.q, call.k, call.v
+    jagged_attention_forward_kernel[(programs,)](
+        q, k, v, out, lse, *(descriptors or (None, None)), bias.values, bias.bucket_ids,
+        call.q_offsets, call.k_offsets, bias.pair_offsets,
+        items.sequence, items.block, items.count, redo,
+        g.batch, g.total_q, g.total_k, g.out_rows, call.scale_log2, mask.left, mask.right,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *bias.strides,
+        HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+        BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
+        BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
+        BIAS=bias.kind, MASKING=masking, SHARED_Q=g.shared_q,
+        DESCRIPTORS=descriptors is not None, DEAL=deal,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+
+
+def _keys_are_short(g: Geometry, max_k_len: int) -> bool:
+    """Whether a sequence's keys are expected to fit one tile, with queries on the longer side.
+
+    Told by max_k_len, else by the mean length: a wrong guess costs time, never rows.
+    """
+    if g.batch == 0 or max(padded(g.qk_dim), padded(g.v_dim)) > 128:
+        return False
+    longest = g.mean_k if max_k_len < 0 else max_k_len
+    return longest <= SHORT_KEYS and g.mean_q >= 2 * g.mean_k
+
+
+def _launch_short_keys(
+    call: _ForwardCall, out: Tensor, lse: Tensor, schedule: Schedule
+) -> Tensor | None:
+    """Forward with keys resident on chip; sequences with more keys go to the redo launch."""
+    g, q, k, v = call.geometry, call.q, call.k, call.v
+    tiles = tile_config("softmax_short", q.dtype, g.qk_dim, g.v_dim, schedule.forward)
+    chunks = build_tile_list(call.q_offsets, call.k_offsets, g.total_q, CHUNK * tiles.block_q)
+    grid = chunks.upper * g.heads
+    if not grid:
+        return None
+    redo = _redo_list(q, grid * CHUNK)
+    jagged_attention_short_keys_kernel[(grid,)](
+        q, k, v, out, lse, call.q_offsets, call.k_offsets, chunks.sequence, chunks.block, redo,
+        g.batch, g.total_q, g.total_k, g.out_rows, call.scale_log2,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+        HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+        BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
+        BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, CHUNK=CHUNK, SHARED_Q=g.shared_q,
+        NUM_STAGES=tiles.num_stages, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    _launch_redo(call, out, lse, tiles, chunks, redo)
+    return redo
+
+
+def _empty_outputs(q: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
+    rows = (g.batch, g.total_q) if g.shared_q else (g.total_q,)
+    out = torch.empty(*rows, g.heads, g.v_dim, dtype=q.dtype, device=q.device)
+    lse = torch.empty(g.heads, g.out_rows, dtype=torch.float32, device=q.device)
+    return out, lse
+
+
+def _descriptors(k: Tensor, v: Tensor, tiles: TileConfig) -> tuple[Any, Any] | None:
+    """TMA descriptors of K and V as `[rows, heads * head_dim]`; None where layout or device has none.
+
+    Needed: compute capability 9, heads side by side, a head dim that is its own block width, and
+    16-byte alignment. The interpreter cannot load 16-bit types through descriptors.
+    """
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if INTERPRET.value and k.dtype != torch.float32:
+        return None
+    if k.is_cuda and torch.cuda.get_device_capability(k.device)[0] < 9:
+        return None
+    found = []
+    for tensor in (k, v):
+        dim, row = tensor.shape[2], tensor.stride(0)
+        aligned = tensor.data_ptr() % 16 == 0 and row * tensor.element_size() % 16 == 0
+        if tensor.stride(1) != dim or padded(dim) != dim or not aligned or tensor.numel() == 0:
+            return None
+        view = tensor.as_strided((tensor.shape[0], tensor.shape[1] * dim), (row, 1))
+        found.append(TensorDescriptor.from_tensor(view, [tiles.block_k, dim]))
+    return found[0], found[1]
+
+
+@_forward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    bias: Tensor | None,
+    bucket_ids: Tensor | None,
+    scale: float,
+    left: int,
+    right: int,
+    align_end: bool,
+    max_k_len: int,
+    schedule: list[int],
+) -> tuple[Tensor, Tensor]:
+    rows = [q.shape[0]] if q_offsets is not None else [k_offsets.shape[0] - 1, q.shape[0]]
+    out = q.new_empty(*rows, q.shape[1], v.shape[2])
+    return out, q.new_empty(q.shape[1], math.prod(rows), dtype=torch.float32)
+
+
+@torch.library.custom_op("jagbench::jagged_attention_backward", mutates_args=())
+def _backward(
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    bias: Tensor | None,
+    bucket_ids: Tensor | None,
+    scale: float,
+    left: int,
+    right: int,
+    align_end: bool,
+    schedule: list[int],
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    rows = (geometry.out_rows, geometry.heads, geometry.v_dim)
+    d_out, out = kernel_layout(d_out.reshape(rows)), out.view(rows)
+    # d_lse `[heads, out_rows]`, read through its strides as rows and heads.
+    d_lse = None if d_lse is None else d_lse.t()
+    with torch.cuda.device_of(q):
+        call = BackwardCall(
+            geometry=geometry,
+            mask=Mask(left, right, align_end),
+            schedule=Schedule.decode(schedule),
+            activation=SOFTMAX_ID,
+            score_scale=scale * LOG2E,
+            grad_scale=scale,
+            bias=_kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry),
+            statistics=row_statistics(out, d_out, lse, d_lse, q_offsets, k_offsets, geometry),
+            needs=Needs(*needs),
+        )
+        gradients = attention_backward(q, k, v, d_out, q_offsets, k_offsets, call)
+    # A custom op returns tensors only: an empty one stands for "not needed".
+    dq, dk, dv, d_bias = (q.new_empty(0) if g is None else g for g in gradients)
+    return dq, dk, dv, d_bias
+
+
+@_backward.register_fake
+def _(
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    bias: Tensor | None,
+    bucket_ids: Tensor | None,
+    scale: float,
+    left: int,
+    right: int,
+    align_end: bool,
+    schedule: list[int],
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
+    none = q.new_empty(0)
+    atomic = Schedule.decode(schedule).backward == "atomic"
+    with_kv = needs[1] or (atomic and needs[0])
+    return (
+        dq if needs[0] or needs[2] or with_kv and atomic else none,
+        dk if with_kv else none,
+        dv if with_kv else none,
+        bias.new_empty(bias.shape) if needs[2] and bias is not None else none,
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, q_offsets, k_offsets, bias, bucket_ids, *constants = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, q_offsets, k_offsets, bias, bucket_ids)
+    scale, left, right, align_end, _, schedule = constants
+    ctx.constants = (scale, left, right, align_end, schedule)
+
+
+def _autograd(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse, q_offsets, k_offsets, bias, bucket_ids = ctx.saved_tensors
+    wanted = ctx.needs_input_grad
+    needs = [wanted[0], wanted[1] or wanted[2], wanted[5]]
+    if d_out is None and d_lse is None:
+        return (None,) * 13
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    dq, dk, dv, d_bias = torch.ops.jagbench.jagged_attention_backward(
+        d_out, d_lse, q, k, v, out, lse, q_offsets, k_offsets, bias, bucket_ids,
+        *ctx.constants, needs,
+    )  # fmt: skip
+    return (
+        dq if wanted[0] else None,
+        dk if wanted[1] else None,
+        dv if wanted[2] else None,
+        None,
+        None,
+        d_bias if wanted[5] else None,
+        *(None,) * 7,
+    )
+
+
+_forward.register_autograd(_autograd, setup_context=_setup)
+
+
+@register_flop_formula(torch.ops.jagbench.jagged_attention_forward, get_raw=True)
+def _forward_flops(
+    q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, bias: Any, bucket_ids: Any,
+    scale: float, left: int, right: int, align_end: bool, *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    return flops_of_offsets(q, v, q_offsets, k_offsets, left, right, align_end)
+
+
+@register_flop_formula(torch.ops.jagbench.jagged_attention_backward, get_raw=True)
+def _backward_flops(
+    d_out: Any, d_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, q_offsets: Any,
+    k_offsets: Any, bias: Any, bucket_ids: Any, scale: float, left: int, right: int,
+    align_end: bool, *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    # Five matrix products against the forward's two: the scores are recomputed.
+    return flops_of_offsets(q, v, q_offsets, k_offsets, left, right, align_end) * 5 // 2
+
+
+def subtraction_guard_rate(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    *,
+    scale: float | None = None,
+) -> float:
+    """Share of (query tile, head) items whose subtraction the guard of v2 refused, in [0, 1].
+
+    Such a tile was computed twice. Arguments as `jagged_attention`, without mask or bias (with
+    either, v2 masks the edge tiles and has nothing to guard).
+    """
+    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    require_device(NAME, q)
+    factor = 1.0 / math.sqrt(q.shape[2]) if scale is None else scale
+    mask = Mask(-1, -1, False)
+    _, _, redo = launch_forward(
+        q, k, v, q_offsets, k_offsets, geometry, mask, Bias(), factor, Schedule("v2"),
+        max_k_len=1 << 30,
+    )  # fmt: skip
+    tiles = tile_config("softmax", q.dtype, geometry.qk_dim, geometry.v_dim, None)
+    items = build_tile_list(q_offsets, k_offsets, geometry.total_q, tiles.block_q)
+    padding = 0 if q_offsets is None else geometry.total_q - int(q_offsets[-1])
+    used = (int(items.count) - -(-padding // tiles.block_q)) * geometry.heads
+    return int(redo[0]) / used if used and redo is not None else 0.0

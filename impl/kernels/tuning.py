@@ -1,0 +1,147 @@
+"""Tile sizes: one table, one rule of validity, and the way to pin another choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Literal
+
+import torch
+
+from jagbench.impl.kernels.interpreter import INTERPRET
+
+Variant = Literal["auto", "v1", "v2", "v3"]
+BackwardForm = Literal["split", "atomic"]
+_VARIANTS: tuple[Variant, ...] = ("auto", "v1", "v2", "v3")
+_FORMS: tuple[BackwardForm, ...] = ("split", "atomic")
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Tile of one kernel: query rows, key rows, warps a program, software pipeline stages."""
+
+    block_q: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+    def __post_init__(self) -> None:
+        for name, size in (("block_q", self.block_q), ("block_k", self.block_k)):
+            if size not in (16, 32, 64, 128, 256):
+                raise ValueError(f"{name} must be a power of two from 16 to 256, got {size}")
+        if self.num_warps not in (1, 2, 4, 8, 16):
+            raise ValueError(f"num_warps must be 1, 2, 4, 8 or 16, got {self.num_warps}")
+        if not 1 <= self.num_stages <= 8:
+            raise ValueError(f"num_stages must be from 1 to 8, got {self.num_stages}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How an operator is computed; never what.
+
+    variant: generation of the forward kernel. "auto" is v3 where sequences are long and tensor
+        descriptors can be had, else v2. gdpa has one generation and takes v3 as "persistent".
+    backward: "split" (dQ and dK/dV apart, bit-equal on repeats) or "atomic" (dQ by atomics).
+    forward, query_gradient, key_value_gradient: tiles of the three kernels; None takes the table.
+    """
+
+    variant: Variant = "auto"
+    backward: BackwardForm = "split"
+    forward: TileConfig | None = None
+    query_gradient: TileConfig | None = None
+    key_value_gradient: TileConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.variant not in _VARIANTS:
+            raise ValueError(f"variant must be one of {_VARIANTS}, got {self.variant!r}")
+        if self.backward not in _FORMS:
+            raise ValueError(f"backward must be one of {_FORMS}, got {self.backward!r}")
+
+    def encode(self) -> list[int]:
+        """As integers, the form in which a custom op takes it."""
+        code = [_VARIANTS.index(self.variant), _FORMS.index(self.backward)]
+        for config in (self.forward, self.query_gradient, self.key_value_gradient):
+            code += [0, 0, 0, 0] if config is None else list(astuple(config))
+        return code
+
+    @staticmethod
+    def decode(code: Sequence[int]) -> Schedule:
+        """Inverse of `encode`."""
+        configs = [
+            TileConfig(*code[i : i + 4]) if code[i] else None for i in range(2, len(code), 4)
+        ]
+        return Schedule(_VARIANTS[code[0]], _FORMS[code[1]], *configs)
+
+
+#: Kernels that have a row in the table. `softmax_tma` is v3 with descriptors; `_short` keep keys on
+#: chip (`_short2`: two tiles of them); `_long` and `_few` are for long key sides and few query rows.
+Kernel = Literal[
+    "softmax", "softmax_tma", "softmax_short", "gdpa", "gdpa_short", "gdpa_short2",
+    "query_gradient", "query_gradient_few", "gdpa_query_gradient",
+    "key_value_gradient", "key_value_gradient_long", "gdpa_key_value_gradient",
+]  # fmt: skip
+
+# (kernel, width): width is the padded head dim (64, 128 or 256). 16-bit types. Chosen from
+# benchmarks/sweep_tiles.py on an H200 (triton 3.6.0); other devices run the same tiles.
+_TABLE: dict[tuple[Kernel, int], TileConfig] = {
+    ("softmax", 64): TileConfig(128, 64, 8, 3),
+    ("softmax", 128): TileConfig(64, 32, 4, 3),
+    ("softmax", 256): TileConfig(128, 64, 8, 2),
+    ("softmax_tma", 64): TileConfig(128, 64, 8, 3),
+    ("softmax_tma", 128): TileConfig(128, 64, 8, 3),
+    ("softmax_tma", 256): TileConfig(128, 32, 8, 3),
+    ("softmax_short", 64): TileConfig(64, 64, 4, 3),
+    ("softmax_short", 128): TileConfig(64, 64, 4, 3),
+    ("gdpa", 64): TileConfig(64, 64, 4, 3),
+    ("gdpa", 128): TileConfig(64, 32, 4, 3),
+    ("gdpa", 256): TileConfig(128, 32, 8, 3),
+    ("gdpa_short", 64): TileConfig(64, 64, 4, 3),
+    ("gdpa_short", 128): TileConfig(64, 64, 4, 3),
+    ("gdpa_short2", 64): TileConfig(64, 64, 4, 2),
+    ("gdpa_short2", 128): TileConfig(64, 64, 4, 2),
+    ("query_gradient", 64): TileConfig(128, 64, 8, 3),
+    ("query_gradient", 128): TileConfig(128, 32, 8, 3),
+    ("query_gradient", 256): TileConfig(128, 32, 8, 3),
+    ("query_gradient_few", 64): TileConfig(64, 32, 4, 3),
+    ("query_gradient_few", 128): TileConfig(64, 32, 4, 3),
+    ("query_gradient_few", 256): TileConfig(64, 32, 4, 3),
+    ("gdpa_query_gradient", 64): TileConfig(64, 32, 4, 3),
+    ("gdpa_query_gradient", 128): TileConfig(128, 32, 8, 3),
+    ("gdpa_query_gradient", 256): TileConfig(128, 32, 8, 3),
+    ("key_value_gradient", 64): TileConfig(32, 64, 4, 2),
+    ("key_value_gradient", 128): TileConfig(32, 64, 4, 3),
+    ("key_value_gradient", 256): TileConfig(32, 64, 8, 3),
+    ("key_value_gradient_long", 64): TileConfig(32, 64, 4, 2),
+    ("key_value_gradient_long", 128): TileConfig(64, 128, 8, 3),
+    ("key_value_gradient_long", 256): TileConfig(32, 64, 8, 3),
+    ("gdpa_key_value_gradient", 64): TileConfig(32, 64, 4, 3),
+    ("gdpa_key_value_gradient", 128): TileConfig(32, 64, 4, 3),
+    ("gdpa_key_value_gradient", 256): TileConfig(32, 64, 8, 3),
+}
+
+
+def padded(dim: int) -> int:
+    """Width of the block that holds a head: the next power of two, at least 16 (a matrix step)."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def tile_config(
+    kernel: Kernel, dtype: torch.dtype, qk_dim: int, v_dim: int, pinned: TileConfig | None
+) -> TileConfig:
+    """The pinned tiles if there are any, else the table's."""
+    if pinned is not None:
+        return pinned
+    if INTERPRET.value:
+        # Cost goes with the number of block operations: few and large.
+        return TileConfig(64, 64, 4, 1)
+    return table_config(kernel, dtype, qk_dim, v_dim)
+
+
+def table_config(kernel: Kernel, dtype: torch.dtype, qk_dim: int, v_dim: int) -> TileConfig:
+    """The table's tiles, whoever runs them."""
+    width = max(64, padded(qk_dim), padded(v_dim))
+    if dtype == torch.float32:
+        # IEEE products run on the plain ALUs, unrolled: small tiles, or registers spill.
+        return TileConfig(32, 32, 4, 2) if width <= 128 else TileConfig(16, 32, 4, 1)
+    # The short-key kernels are not used beyond width 128; their callers ask before they look.
+    return _TABLE[kernel, min(width, 128) if "_short" in kernel else width]
