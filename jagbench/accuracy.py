@@ -23,6 +23,10 @@ from jagbench.spec import PAIRS, SHARED
 
 #: Query-key pairs (visible or not) a slice of the truth may hold: bounds its float64 score matrices.
 PAIRS_PER_SLICE = 1 << 22
+#: The same on a GPU, which is idle between slices and has the room.
+PAIRS_PER_SLICE_GPU = 1 << 24
+#: Mean pairs a sequence below which a CPU gets through a slice sooner than a GPU launches it.
+PAIRS_FOR_A_GPU = 2048
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Accuracy:
 
 
 def judge(
-    inputs: Inputs, outcome: Outcome, *, pairs_per_slice: int = PAIRS_PER_SLICE
+    inputs: Inputs, outcome: Outcome, *, pairs_per_slice: int | None = None
 ) -> list[Accuracy]:
     """Accuracy of every tensor of an outcome, judged against the operator's reference.
 
@@ -68,12 +72,19 @@ def judge(
     outcome: what the implementation returned (`execution.run`).
     """
     backward = any(name.startswith("grad ") for name in outcome)
-    meters = {name: _Meter(name, inputs, value) for name, value in outcome.items()}
     options = {"return_lse": True} if "lse" in outcome else {}
-    for part in _slices(inputs, pairs_per_slice):
+    operator = inputs.operator
+    floors = {name: operator.floor(inputs, value.dtype) for name, value in outcome.items()}
+    gpu = inputs.device.type != "cpu"
+    if gpu and inputs.pair_bounds()[-1] < PAIRS_FOR_A_GPU * inputs.num_sequences:
+        inputs, gpu = inputs.to(device="cpu"), False
+        outcome = {name: value.cpu() for name, value in outcome.items()}
+    meters = {name: _Meter(name, inputs, value, floors[name]) for name, value in outcome.items()}
+    limit = pairs_per_slice or (PAIRS_PER_SLICE_GPU if gpu else PAIRS_PER_SLICE)
+    for part in _slices(inputs, limit):
         piece = inputs.select(part).with_options(**options)
-        naive = run(inputs.operator.reference, piece, backward=backward)
-        truth = run(inputs.operator.reference, piece.to(torch.float64), backward=backward)
+        naive = run(operator.reference, piece, backward=backward)
+        truth = run(operator.reference, piece.to(torch.float64), backward=backward)
         for name, meter in meters.items():
             meter.update(part, outcome[name], truth[name], naive[name])
     return [meter.finish(outcome[name]) for name, meter in meters.items()]
@@ -98,6 +109,7 @@ class _Meter:
     name: str
     inputs: Inputs
     value: Tensor
+    floor: float
     problem: str | None = None
     squares: dict[str, float] = field(default_factory=lambda: dict.fromkeys("ent", 0.0))
     peaks: dict[str, float] = field(default_factory=lambda: dict.fromkeys("ent", 0.0))
@@ -186,7 +198,7 @@ class _Meter:
                 self._add(value, self.shared["t"], self.shared["n"], None)
         budget = self.inputs.operator.budget
         multiple = budget.gradient if self.name.startswith("grad ") else budget.forward
-        floor = self.inputs.operator.floor(self.inputs, value.dtype)
+        floor = self.floor
         norm = {key: math.sqrt(square) for key, square in self.squares.items()}
         allowed = multiple * norm["n"] + floor * norm["t"]
         worst_allowed = multiple * self.peaks["n"] + 2 * floor * self.peaks["t"]

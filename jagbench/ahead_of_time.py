@@ -67,7 +67,8 @@ class CompileCase:
     dtype: element type, for reading.
     architectures: compute capabilities to compile for.
     matrix_opcode: architecture -> SASS opcode that must occur; None where no matrix unit is used.
-    may_spill: whether registers may be spilled to local memory.
+    may_spill: whether registers may be spilled to local memory, without limit.
+    spill_limit: bytes of stack a thread that may be spilled where may_spill is not set.
     shared_limit: architecture -> bytes of shared memory allowed.
     """
 
@@ -82,6 +83,7 @@ class CompileCase:
     architectures: tuple[int, ...] = ARCHITECTURES
     matrix_opcode: Mapping[int, str | None] = field(default_factory=lambda: MATRIX_OPCODES)
     may_spill: bool = False
+    spill_limit: int = 0
     shared_limit: Mapping[int, int] = field(default_factory=lambda: SHARED_LIMITS)
 
 
@@ -130,7 +132,7 @@ def problems(case: CompileCase, record: CompileRecord) -> list[str]:
     opcode = case.matrix_opcode[record.arch]
     if opcode is not None and opcode not in record.opcodes:
         found.append(f"no {opcode} in the machine code (found {dict(record.opcodes)})")
-    if record.spilled and not case.may_spill:
+    if record.spilled and not case.may_spill and record.stack_bytes > case.spill_limit:
         found.append(
             f"spills: stack {record.stack_bytes} B, local {record.local_bytes} B a thread, "
             f"{record.opcodes.get('STL', 0)} stores and {record.opcodes.get('LDL', 0)} loads, "

@@ -26,7 +26,9 @@ def run(function: Callable[..., Any], inputs: Inputs, *, backward: bool = False)
     implementation that writes its inputs is seen to. Gradients of arguments that the graph does not
     reach come back as zeros, as autograd means them.
     """
-    wanted = [n for n in inputs.operator.differentiable if n in inputs.tensors()] if backward else []
+    wanted = (
+        [n for n in inputs.operator.differentiable if n in inputs.tensors()] if backward else []
+    )
     live = inputs.map(lambda n, t: t.detach().requires_grad_() if n in wanted else t.detach())
     result = live.call(function)
     outputs = dict(zip(inputs.operator.output_layout, _as_tuple(result), strict=False))

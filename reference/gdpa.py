@@ -118,7 +118,9 @@ def gdpa_bytes(inputs: Inputs) -> int:
 
 
 def _approximation(inputs: Inputs) -> float:
-    """Error that the hardware's tanh may bring into one weight, where an activation is meant to use it."""
+    """Error that a GPU's tanh may bring into one weight, where an activation is meant to use it."""
+    if inputs.device.type == "cpu":
+        return 0.0
     names = inputs.options["activation"]
     chosen = {names} if isinstance(names, str) else set(names)
     return activations.HARDWARE_TANH_ERROR / 2 if chosen & activations.HARDWARE_TANH else 0.0

@@ -22,7 +22,7 @@ from jagbench.impl.kernels.activations import (
 )
 from jagbench.impl.kernels.interpreter import dot, round_to, to_float
 from jagbench.impl.kernels.tiles import (
-    COUNTS,
+    GRADIENT_COUNTS,
     load_rows,
     other_rows,
     pair_bias,
@@ -51,20 +51,20 @@ def statistics_start(first_row, sequence):
     return (first_row // STATISTICS_PAD + 2 * sequence) * STATISTICS_PAD
 
 
-@triton.jit(do_not_specialize=[*COUNTS, "statistics_rows"])
+@triton.jit(do_not_specialize=[*GRADIENT_COUNTS, "out_rows"])
 def row_statistics_kernel(
     out, d_out, lse, d_lse, statistics, q_offsets, tile_sequence, tile_block,
     batch, total_q, out_rows, statistics_rows, d_row, d_head, d_lse_row, d_lse_head,
-    HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, SHARED_Q: tl.constexpr,
+    heads, DV: tl.constexpr, BLOCK_DV: tl.constexpr, SHARED_Q: tl.constexpr,
     HAS_D_LSE: tl.constexpr,
 ):  # fmt: skip
-    """What the backward needs of each row, `[2, HEADS, statistics_rows]` in padded layout.
+    """What the backward needs of each row, `[2, heads, statistics_rows]` in padded layout.
 
     First lse in units of log 2, +inf for a row that sees nothing or is none; then
     delta = rowsum(d_out * out) - d_lse, 0 for a row that is none.
     """
-    head = tl.program_id(0) % HEADS
-    item = tl.program_id(0) // HEADS
+    head = tl.program_id(0) % heads
+    item = tl.program_id(0) // heads
     sequence = tl.load(tile_sequence + item)
     if sequence >= 0:
         q_first, q_len = tile_rows(q_offsets, sequence, batch, total_q, SHARED_Q)
@@ -74,7 +74,7 @@ def row_statistics_kernel(
         rows = first + tl.arange(0, STATISTICS_PAD)
         inside = rows < q_len
         o = load_rows(
-            out + (q_first * HEADS + head) * DV, first, q_len, HEADS * DV,
+            out + (q_first * heads + head) * DV, first, q_len, heads * DV,
             STATISTICS_PAD, DV, BLOCK_DV,
         )  # fmt: skip
         g = load_rows(
@@ -83,18 +83,20 @@ def row_statistics_kernel(
         )  # fmt: skip
         delta = tl.sum(to_float(o) * to_float(g), 1)
         if HAS_D_LSE:
-            delta -= tl.load(
+            # The gradient of lse in units of log 2 is that of lse itself times ln 2.
+            slope = tl.load(
                 d_lse + (q_first + rows) * d_lse_row + head * d_lse_head, mask=inside, other=0.0
             )
+            delta -= slope * LOG2E
         value = tl.load(
             lse + head.to(tl.int64) * out_rows + q_first + rows, mask=inside, other=float("-inf")
         )
-        value = tl.where(value == float("-inf"), float("inf"), value * LOG2E)
+        value = tl.where(value == float("-inf"), float("inf"), value)
         target = statistics_start(q_first, sequence) + rows
         tl.store(statistics + head.to(tl.int64) * statistics_rows + target, value)
         # A row without visible keys may carry anything upstream: its delta must not be NaN.
         delta = tl.where(value == float("inf"), 0.0, delta)
-        tl.store(statistics + (HEADS + head).to(tl.int64) * statistics_rows + target, delta)
+        tl.store(statistics + (heads + head).to(tl.int64) * statistics_rows + target, delta)
 
 
 @triton.jit
@@ -185,21 +187,21 @@ def _key_value_loop(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["batch", "total_q", "total_k", "left", "right"])
+@triton.jit(do_not_specialize=GRADIENT_COUNTS)
 def key_value_gradient_kernel(
     q, k, v, d_out, statistics, dq, dk, dv, bias, bucket_ids, activation_ids,
     q_offsets, k_offsets, pair_offsets, tile_sequence, tile_block,
     batch, total_q, total_k, statistics_rows, left, right, score_scale, grad_scale, value_scale,
     q_row, q_head, k_row, k_head, v_row, v_head, d_row, d_head, bias_row, bias_head,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    kv_heads, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr,
     SHARED_Q: tl.constexpr, ATOMIC_DQ: tl.constexpr,
 ):  # fmt: skip
-    """dK, dV `[rows, KV_HEADS, ...]`: one program a key tile and key head, over its query heads."""
-    kv_head = tl.program_id(0) % KV_HEADS
-    item = tl.program_id(0) // KV_HEADS
+    """dK, dV `[rows, kv_heads, ...]`: one program a key tile and key head, over its query heads."""
+    kv_head = tl.program_id(0) % kv_heads
+    item = tl.program_id(0) // kv_heads
     sequence = tl.load(tile_sequence + item)
     if sequence >= 0:
         block = tl.load(tile_block + item)
@@ -237,8 +239,8 @@ def key_value_gradient_kernel(
             d_base = d_out + d_first * d_row + head.to(tl.int64) * d_head
             start = statistics_start(d_first, sequence)
             lse_base = statistics + head.to(tl.int64) * statistics_rows + start
-            delta_base = lse_base + (KV_HEADS * GROUP) * statistics_rows
-            dq_base = dq + (q_first * (KV_HEADS * GROUP) + head) * D
+            delta_base = lse_base + (kv_heads * GROUP).to(tl.int64) * statistics_rows
+            dq_base = dq + (q_first * (kv_heads * GROUP) + head) * D
             activation_id = 0
             if ACTIVATION == PER_HEAD:
                 activation_id = tl.load(activation_ids + head)
@@ -246,7 +248,7 @@ def key_value_gradient_kernel(
                 dk_sum, dv_sum = _key_value_loop(
                     dk_sum, dv_sum, k_tile, v_tile, lo, full_lo, q_base, d_base,
                     lse_base, delta_base, dq_base, columns,
-                    q_row, d_row, KV_HEADS * GROUP * D, q_len, k_len, shift, left, right,
+                    q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right,
                     score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
                     head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
                     HAS_LEFT, HAS_RIGHT, BIAS, ACTIVATION, ACTIVATION_SET, True, ATOMIC_DQ,
@@ -255,7 +257,7 @@ def key_value_gradient_kernel(
             dk_sum, dv_sum = _key_value_loop(
                 dk_sum, dv_sum, k_tile, v_tile, full_lo, full_hi if HAS_LEFT else hi,
                 q_base, d_base, lse_base, delta_base, dq_base, columns,
-                q_row, d_row, KV_HEADS * GROUP * D, q_len, k_len, shift, left, right,
+                q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right,
                 score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
                 head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
                 HAS_LEFT, HAS_RIGHT, BIAS, ACTIVATION, ACTIVATION_SET, False, ATOMIC_DQ,
@@ -264,17 +266,17 @@ def key_value_gradient_kernel(
                 dk_sum, dv_sum = _key_value_loop(
                     dk_sum, dv_sum, k_tile, v_tile, full_hi, hi, q_base, d_base,
                     lse_base, delta_base, dq_base, columns,
-                    q_row, d_row, KV_HEADS * GROUP * D, q_len, k_len, shift, left, right,
+                    q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right,
                     score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
                     head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
                     HAS_LEFT, HAS_RIGHT, BIAS, ACTIVATION, ACTIVATION_SET, True, ATOMIC_DQ,
                 )  # fmt: skip
         store_rows(
-            dk + (k_first * KV_HEADS + kv_head) * D, first, k_len, KV_HEADS * D,
+            dk + (k_first * kv_heads + kv_head) * D, first, k_len, kv_heads * D,
             round_to(dk_sum * grad_scale, dk.dtype.element_ty), BLOCK_K, D, BLOCK_D,
         )  # fmt: skip
         store_rows(
-            dv + (k_first * KV_HEADS + kv_head) * DV, first, k_len, KV_HEADS * DV,
+            dv + (k_first * kv_heads + kv_head) * DV, first, k_len, kv_heads * DV,
             round_to(dv_sum * value_scale, dv.dtype.element_ty), BLOCK_K, DV, BLOCK_DV,
         )  # fmt: skip
 
@@ -282,12 +284,12 @@ def key_value_gradient_kernel(
 @triton.jit
 def _bias_gradient(
     bucket_sums, d_bias, d_scores, bucket_ids, pair_base, rows, columns, inside, k_len, head,
-    HEADS: tl.constexpr, BIAS: tl.constexpr, BUCKETS: tl.constexpr, BUCKET_BLOCK: tl.constexpr,
+    heads, BIAS: tl.constexpr, BUCKETS: tl.constexpr, BUCKET_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Dense: dS is stored, `[pairs, HEADS]`. Bucketed: dS is added up by bucket, in fixed order."""
+    """Dense: dS is stored, `[pairs, heads]`. Bucketed: dS is added up by bucket, in fixed order."""
     pair = pair_base + rows[:, None].to(tl.int64) * k_len + columns[None, :]
     if BIAS == 1:
-        tl.store(d_bias + pair * HEADS + head, d_scores, mask=inside)
+        tl.store(d_bias + pair * heads + head, d_scores, mask=inside)
     else:
         bucket = tl.load(bucket_ids + pair, mask=inside, other=0).to(tl.int32)
         kept = tl.where(inside, d_scores, 0.0)
@@ -303,7 +305,7 @@ def _query_loop(
     dq, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, lo, hi, k, v, rows, k_row, v_row,
     q_len, k_len, shift, left, right, score_scale,
     bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head, activation_id,
-    HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
+    heads, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_K: tl.constexpr, HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr, BIAS: tl.constexpr, BUCKETS: tl.constexpr,
     BUCKET_BLOCK: tl.constexpr, BIAS_GRADIENT: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -335,19 +337,19 @@ def _query_loop(
         if BIAS_GRADIENT:
             bucket_sums = _bias_gradient(
                 bucket_sums, d_bias, d_scores, bucket_ids, pair_base, rows, columns, inside,
-                k_len, head, HEADS, BIAS, BUCKETS, BUCKET_BLOCK,
+                k_len, head, heads, BIAS, BUCKETS, BUCKET_BLOCK,
             )  # fmt: skip
         dq = dot(round_to(d_scores, k.dtype.element_ty), k_tile, dq)
     return dq, bucket_sums
 
 
-@triton.jit(do_not_specialize=["batch", "total_q", "total_k", "left", "right"])
+@triton.jit(do_not_specialize=GRADIENT_COUNTS)
 def query_gradient_kernel(
     q, k, v, d_out, statistics, dq, d_bias, bias, bucket_ids, activation_ids,
     q_offsets, k_offsets, pair_offsets, tile_sequence, tile_block,
     batch, total_q, total_k, statistics_rows, left, right, score_scale, grad_scale,
     q_row, q_head, k_row, k_head, v_row, v_head, d_row, d_head, bias_row, bias_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
     BIAS: tl.constexpr, BUCKETS: tl.constexpr, BUCKET_BLOCK: tl.constexpr,
@@ -356,16 +358,16 @@ def query_gradient_kernel(
 ):  # fmt: skip
     """dQ: one program a query tile and head. A shared query gets one dQ a sequence, summed later."""
     item = tl.program_id(0)
-    head = item % HEADS
-    sequence = tl.load(tile_sequence + item // HEADS)
+    head = item % heads
+    sequence = tl.load(tile_sequence + item // heads)
     if sequence >= 0:
-        block = tl.load(tile_block + item // HEADS)
+        block = tl.load(tile_block + item // heads)
         q_first, q_len = tile_rows(q_offsets, sequence, batch, total_q, SHARED_Q)
         k_first, k_len = other_rows(k_offsets, sequence, batch, total_k, False)
         d_first = q_first
         if SHARED_Q:
             d_first = sequence.to(tl.int64) * total_q
-        kv_head = head // GROUP
+        kv_head = head // group
         first_row = block * BLOCK_Q
         rows = first_row + tl.arange(0, BLOCK_Q)
         q_tile = load_rows(
@@ -379,7 +381,11 @@ def query_gradient_kernel(
         start = statistics_start(d_first, sequence)
         lse_base = statistics + head.to(tl.int64) * statistics_rows + start
         lse_tile, delta_tile = _row_statistics(
-            lse_base, lse_base + HEADS * statistics_rows, first_row, BLOCK_Q, ACTIVATION
+            lse_base,
+            lse_base + heads.to(tl.int64) * statistics_rows,
+            first_row,
+            BLOCK_Q,
+            ACTIVATION,
         )
         k_base = k + k_first * k_row + kv_head.to(tl.int64) * k_head
         v_base = v + k_first * v_row + kv_head.to(tl.int64) * v_head
@@ -405,14 +411,14 @@ def query_gradient_kernel(
                 dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, lo, full_lo, k_base, v_base, rows,
                 k_row, v_row, q_len, k_len, shift, left, right, score_scale,
                 bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head,
-                activation_id, HEADS, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
+                activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
                 BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION, ACTIVATION_SET, True,
             )  # fmt: skip
         dq_sum, bucket_sums = _query_loop(
             dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, full_lo, full_hi if TAIL else hi,
             k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right, score_scale,
             bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head,
-            activation_id, HEADS, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
+            activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
             BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION, ACTIVATION_SET, False,
         )  # fmt: skip
         if TAIL:
@@ -420,11 +426,11 @@ def query_gradient_kernel(
                 dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, full_hi, hi, k_base, v_base, rows,
                 k_row, v_row, q_len, k_len, shift, left, right, score_scale,
                 bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head,
-                activation_id, HEADS, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
+                activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
                 BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION, ACTIVATION_SET, True,
             )  # fmt: skip
         store_rows(
-            dq + (d_first * HEADS + head) * D, first_row, q_len, HEADS * D,
+            dq + (d_first * heads + head) * D, first_row, q_len, heads * D,
             round_to(dq_sum * grad_scale, dq.dtype.element_ty), BLOCK_Q, D, BLOCK_D,
         )  # fmt: skip
         if BIAS_GRADIENT and BIAS == 2:

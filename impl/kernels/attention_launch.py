@@ -24,7 +24,7 @@ from jagbench.pairs import attention_flops, visible_pairs
 SOFTMAX_ID = -1
 _PAD = STATISTICS_PAD.value
 # Mean lengths from which, and up to which, other tiles are faster (tuning._TABLE).
-_LONG_KEYS, _FEW_QUERIES = 384, 64
+_LONG_KEYS, _FEW_QUERIES = 768, 64
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,8 @@ def row_statistics(
 ) -> Tensor:
     """lse and delta of every row for the softmax backward, float32 `[2, heads, statistics_rows]`.
 
-    out, d_out: `[out_rows, heads, v_dim]`; lse: `[heads, out_rows]`; d_lse: `[out_rows, heads]`.
+    out, d_out: `[out_rows, heads, v_dim]`; lse: `[heads, out_rows]` in units of log 2; d_lse, its
+    gradient: `[out_rows, heads]`.
     """
     g = geometry
     rows = (g.out_rows // _PAD + 2 * (g.batch + 1) + 1) * _PAD
@@ -161,7 +162,7 @@ def row_statistics(
             out, d_out, lse, d_lse, statistics, q_offsets, items.sequence, items.block,
             g.batch, g.total_q, g.out_rows, rows, d_out.stride(0), d_out.stride(1),
             *((0, 0) if d_lse is None else d_lse.stride()),
-            HEADS=g.heads, DV=g.v_dim, BLOCK_DV=padded(g.v_dim), SHARED_Q=g.shared_q,
+            heads=g.heads, DV=g.v_dim, BLOCK_DV=padded(g.v_dim), SHARED_Q=g.shared_q,
             HAS_D_LSE=d_lse is not None, num_warps=4,
         )  # fmt: skip
     return statistics
@@ -196,7 +197,7 @@ def _statistics_rows(call: BackwardCall) -> int:
 
 
 def _backward_tiles(
-    kernel: Literal["query_gradient", "key_value_gradient"], call: BackwardCall, dtype: torch.dtype
+    kernel: Literal["query_gradient", "key_value_gradient"], call: BackwardCall, like: Tensor
 ) -> TileConfig:
     """Tiles of a backward kernel: the schedule's, or the row of the table for its weights."""
     g = call.geometry
@@ -208,7 +209,7 @@ def _backward_tiles(
         row = "key_value_gradient_long"
     if kernel == "query_gradient" and g.mean_q <= _FEW_QUERIES:
         row = "query_gradient_few"
-    tiles = tile_config(row, dtype, g.qk_dim, g.v_dim, pinned)
+    tiles = tile_config(row, like, g.qk_dim, g.v_dim, pinned)
     if tiles.block_q > _PAD:
         raise ValueError(f"{kernel}: block_q is at most {_PAD}, got {tiles.block_q}")
     return tiles
@@ -234,7 +235,7 @@ def _key_value_gradients(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device) if atomic else None
-    tiles = _backward_tiles("key_value_gradient", call, q.dtype)
+    tiles = _backward_tiles("key_value_gradient", call, q)
     items = build_tile_list(k_offsets, q_offsets, g.total_k, tiles.block_k, span=mask.span)
     grid = items.upper * g.kv_heads
     if grid:
@@ -245,7 +246,7 @@ def _key_value_gradients(
             g.batch, g.total_q, g.total_k, _statistics_rows(call), mask.left, mask.right,
             call.score_scale, call.grad_scale, call.value_scale,
             *_common_strides(q, k, v, d_out, bias),
-            KV_HEADS=g.kv_heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+            kv_heads=g.kv_heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
             BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
             BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
             BIAS=bias.kind, ACTIVATION=call.activation,
@@ -269,7 +270,7 @@ def _query_gradient(
     # A shared query has one share of dQ a sequence, kept in fp32 until they are summed.
     shape = (g.batch, *q.shape) if g.shared_q else q.shape
     dq = torch.empty(shape, dtype=torch.float32 if g.shared_q else q.dtype, device=q.device)
-    tiles = _backward_tiles("query_gradient", call, q.dtype)
+    tiles = _backward_tiles("query_gradient", call, q)
     items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=mask.span)
     grid = items.upper * g.heads
     d_bias = _empty_bias_gradient(call, grid) if call.needs.bias else None
@@ -281,7 +282,7 @@ def _query_gradient(
             q_offsets, k_offsets, bias.pair_offsets, items.sequence, items.block,
             g.batch, g.total_q, g.total_k, _statistics_rows(call), mask.left, mask.right,
             call.score_scale, call.grad_scale, *_common_strides(q, k, v, d_out, bias),
-            HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+            heads=g.heads, group=g.group, D=g.qk_dim, DV=g.v_dim,
             BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
             BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
             BIAS=bias.kind, BUCKETS=buckets, BUCKET_BLOCK=padded(buckets),

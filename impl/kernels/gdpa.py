@@ -134,7 +134,7 @@ def _forward(
     check_offsets(NAME, "k_offsets", k_offsets, geometry.total_k)
     q, k, v = (kernel_layout(t) for t in (q, k, v))
     mask, plan = Mask(left, right, align_end), Schedule.decode(schedule)
-    sizes = (q.dtype, geometry.qk_dim, geometry.v_dim, plan.forward)
+    sizes = (q, geometry.qk_dim, geometry.v_dim, plan.forward)
     persistent = plan.variant == "v3"
     tiles = tile_config("gdpa_short", *sizes)
     resident = 0 if persistent else _resident_key_tiles(geometry, max_k_len, tiles)
@@ -186,7 +186,7 @@ def _launch_walk(
         q, k, v, out, ids, q_offsets, k_offsets, items.sequence, items.block, items.count,
         g.batch, g.total_q, g.total_k, mask.left, mask.right, *scales,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-        HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+        heads=g.heads, group=g.group, D=g.qk_dim, DV=g.v_dim,
         BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
         BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
         ACTIVATION=code, ACTIVATION_SET=chosen, SHARED_Q=g.shared_q, PERSISTENT=persistent,
@@ -211,7 +211,7 @@ def _launch_short_keys(
         q, k, v, out, ids, q_offsets, k_offsets, items.sequence, items.block,
         g.batch, g.total_q, g.total_k, mask.left, mask.right, *scales,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-        HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+        heads=g.heads, group=g.group, D=g.qk_dim, DV=g.v_dim,
         BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
         BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k,
         KEY_TILES=resident, CHUNK=_CHUNK,

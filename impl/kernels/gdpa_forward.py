@@ -111,7 +111,7 @@ def _forward_tile(
     q, k, v, out, activation_ids, q_offsets, k_offsets, sequence, block, head,
     batch, total_q, total_k, left, right, pre_scale, post_scale,
     q_row, q_head, k_row, k_head, v_row, v_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
     ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr, SHARED_Q: tl.constexpr,
@@ -121,7 +121,7 @@ def _forward_tile(
     q_first, q_len = tile_rows(q_offsets, sequence, batch, total_q, SHARED_Q)
     k_first, k_len = other_rows(k_offsets, sequence, batch, total_k, False)
     first_row = block * BLOCK_Q
-    kv_head = (head // GROUP).to(tl.int64)
+    kv_head = (head // group).to(tl.int64)
     q_tile = load_rows(
         q + q_first * q_row + head.to(tl.int64) * q_head, first_row, q_len, q_row,
         BLOCK_Q, D, BLOCK_D,
@@ -142,7 +142,7 @@ def _forward_tile(
     if SHARED_Q:
         out_first = sequence.to(tl.int64) * total_q
     store_rows(
-        out + (out_first * HEADS + head) * DV, first_row, q_len, HEADS * DV,
+        out + (out_first * heads + head) * DV, first_row, q_len, heads * DV,
         round_to(accumulator * post_scale, DTYPE), BLOCK_Q, DV, BLOCK_DV,
     )  # fmt: skip
 
@@ -152,7 +152,7 @@ def gdpa_forward_kernel(
     q, k, v, out, activation_ids, q_offsets, k_offsets, tile_sequence, tile_block, tile_count,
     batch, total_q, total_k, left, right, pre_scale, post_scale,
     q_row, q_head, k_row, k_head, v_row, v_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
     ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr, SHARED_Q: tl.constexpr,
@@ -162,28 +162,28 @@ def gdpa_forward_kernel(
     if PERSISTENT:
         program = tl.program_id(0)
         programs = tl.num_programs(0)
-        items = tl.load(tile_count) * HEADS
+        items = tl.load(tile_count) * heads
         for turn in range(0, (items + programs - 1) // programs):
             item = zigzag_index(turn, program, programs)
             if item < items:
                 _forward_tile(
                     q, k, v, out, activation_ids, q_offsets, k_offsets,
-                    tl.load(tile_sequence + item // HEADS), tl.load(tile_block + item // HEADS),
-                    item % HEADS, batch, total_q, total_k, left, right, pre_scale, post_scale,
+                    tl.load(tile_sequence + item // heads), tl.load(tile_block + item // heads),
+                    item % heads, batch, total_q, total_k, left, right, pre_scale, post_scale,
                     q_row, q_head, k_row, k_head, v_row, v_head,
-                    HEADS, GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K,
+                    heads, group, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K,
                     HAS_LEFT, HAS_RIGHT, ALIGN_END, ACTIVATION, ACTIVATION_SET, SHARED_Q,
                 )  # fmt: skip
     else:
         item = tl.program_id(0)
-        sequence = tl.load(tile_sequence + item // HEADS)
+        sequence = tl.load(tile_sequence + item // heads)
         if sequence >= 0:
             _forward_tile(
                 q, k, v, out, activation_ids, q_offsets, k_offsets,
-                sequence, tl.load(tile_block + item // HEADS), item % HEADS,
+                sequence, tl.load(tile_block + item // heads), item % heads,
                 batch, total_q, total_k, left, right, pre_scale, post_scale,
                 q_row, q_head, k_row, k_head, v_row, v_head,
-                HEADS, GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K,
+                heads, group, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K,
                 HAS_LEFT, HAS_RIGHT, ALIGN_END, ACTIVATION, ACTIVATION_SET, SHARED_Q,
             )  # fmt: skip
 
@@ -193,7 +193,7 @@ def gdpa_short_keys_kernel(
     q, k, v, out, activation_ids, q_offsets, k_offsets, chunk_sequence, chunk_index,
     batch, total_q, total_k, left, right, pre_scale, post_scale,
     q_row, q_head, k_row, k_head, v_row, v_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     KEY_TILES: tl.constexpr, CHUNK: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
@@ -207,26 +207,26 @@ def gdpa_short_keys_kernel(
     DTYPE: tl.constexpr = out.dtype.element_ty
     MASK: tl.constexpr = HAS_LEFT or HAS_RIGHT
     item = tl.program_id(0)
-    head = item % HEADS
-    sequence = tl.load(chunk_sequence + item // HEADS)
+    head = item % heads
+    sequence = tl.load(chunk_sequence + item // heads)
     if sequence >= 0:
         q_first, q_len = tile_rows(q_offsets, sequence, batch, total_q, SHARED_Q)
         k_first, k_len = other_rows(k_offsets, sequence, batch, total_k, False)
-        kv_head = (head // GROUP).to(tl.int64)
+        kv_head = (head // group).to(tl.int64)
         q_base = q + q_first * q_row + head.to(tl.int64) * q_head
         k_base = k + k_first * k_row + kv_head * k_head
         v_base = v + k_first * v_row + kv_head * v_head
         out_first = q_first
         if SHARED_Q:
             out_first = sequence.to(tl.int64) * total_q
-        out_base = out + (out_first * HEADS + head) * DV
+        out_base = out + (out_first * heads + head) * DV
         activation_id = 0
         if ACTIVATION == PER_HEAD:
             activation_id = tl.load(activation_ids + head)
         shift = 0
         if ALIGN_END:
             shift = k_len - q_len
-        start = tl.load(chunk_index + item // HEADS) * (CHUNK * BLOCK_Q)
+        start = tl.load(chunk_index + item // heads) * (CHUNK * BLOCK_Q)
         stop = tl.minimum(start + CHUNK * BLOCK_Q, q_len)
         if k_len <= KEY_TILES * BLOCK_K:
             k_0 = load_rows(k_base, tl.zeros([], tl.int32), k_len, k_row, BLOCK_K, D, BLOCK_D)
@@ -254,7 +254,7 @@ def gdpa_short_keys_kernel(
                     )  # fmt: skip
                     accumulator = dot(round_to(weights, DTYPE), v_1, accumulator)
                 store_rows(
-                    out_base, first_row, q_len, HEADS * DV,
+                    out_base, first_row, q_len, heads * DV,
                     round_to(accumulator * post_scale, DTYPE), BLOCK_Q, DV, BLOCK_DV,
                 )  # fmt: skip
         else:
@@ -267,6 +267,6 @@ def gdpa_short_keys_kernel(
                     BLOCK_Q, BLOCK_K, HAS_LEFT, HAS_RIGHT, ACTIVATION, ACTIVATION_SET, DTYPE,
                 )  # fmt: skip
                 store_rows(
-                    out_base, first_row, q_len, HEADS * DV,
+                    out_base, first_row, q_len, heads * DV,
                     round_to(accumulator * post_scale, DTYPE), BLOCK_Q, DV, BLOCK_DV,
                 )  # fmt: skip

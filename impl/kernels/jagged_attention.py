@@ -41,7 +41,7 @@ from jagbench.impl.kernels.schedule import TileList, build_tile_list
 from jagbench.impl.kernels.tuning import Schedule, TileConfig, padded, tile_config
 
 NAME = "jagged_attention"
-LOG2E = math.log2(math.e)
+LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 DEFAULT_SCHEDULE = Schedule()
 # Masking of the forward kernel (its MASKING parameter).
 _MASK_EVERY_TILE, _MASK_EDGES, _SUBTRACT = 0, 1, 2
@@ -109,6 +109,7 @@ def jagged_attention(
     )  # fmt: skip
     if not return_lse:
         return out  # type: ignore[no-any-return]
+    lse = lse * LN2
     if q_offsets is None:
         return out, lse.view(geometry.heads, geometry.batch, geometry.total_q).permute(1, 2, 0)
     return out, lse.t()
@@ -214,7 +215,7 @@ def launch_forward(
     schedule: Schedule,
     max_k_len: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Output, lse (`[heads, out_rows]`) and, where subtraction is guarded, the redo list.
+    """Output, lse (`[heads, out_rows]`, in units of log 2) and, where subtraction is guarded, the redo list.
 
     redo: int32; its first entry counts the tiles that a second launch computed with a mask.
     """
@@ -250,11 +251,11 @@ def _choose_variant(
     g, q = call.geometry, call.q
     long = min(g.mean_q, g.mean_k) >= LONG_ROWS and padded(g.qk_dim) == 128
     if schedule.variant == "v3" or (schedule.variant == "auto" and long):
-        tiles = tile_config("softmax_tma", q.dtype, g.qk_dim, g.v_dim, schedule.forward)
+        tiles = tile_config("softmax_tma", q, g.qk_dim, g.v_dim, schedule.forward)
         descriptors = _descriptors(call.k, call.v, tiles)
         if schedule.variant == "v3" or descriptors is not None:
             return tiles, descriptors, True
-    return tile_config("softmax", q.dtype, g.qk_dim, g.v_dim, schedule.forward), None, False
+    return tile_config("softmax", q, g.qk_dim, g.v_dim, schedule.forward), None, False
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,7 @@ def _launch(
         items.sequence, items.block, items.count, redo,
         g.batch, g.total_q, g.total_k, g.out_rows, call.scale_log2, mask.left, mask.right,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *bias.strides,
-        HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+        heads=g.heads, group=g.group, D=g.qk_dim, DV=g.v_dim,
         BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
         BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
         BIAS=bias.kind, MASKING=masking, SHARED_Q=g.shared_q,
@@ -325,7 +326,7 @@ def _launch_short_keys(
 ) -> Tensor | None:
     """Forward with keys resident on chip; sequences with more keys go to the redo launch."""
     g, q, k, v = call.geometry, call.q, call.k, call.v
-    tiles = tile_config("softmax_short", q.dtype, g.qk_dim, g.v_dim, schedule.forward)
+    tiles = tile_config("softmax_short", q, g.qk_dim, g.v_dim, schedule.forward)
     chunks = build_tile_list(call.q_offsets, call.k_offsets, g.total_q, CHUNK * tiles.block_q)
     grid = chunks.upper * g.heads
     if not grid:
@@ -335,7 +336,7 @@ def _launch_short_keys(
         q, k, v, out, lse, call.q_offsets, call.k_offsets, chunks.sequence, chunks.block, redo,
         g.batch, g.total_q, g.total_k, g.out_rows, call.scale_log2,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-        HEADS=g.heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
+        heads=g.heads, group=g.group, D=g.qk_dim, DV=g.v_dim,
         BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
         BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, CHUNK=CHUNK, SHARED_Q=g.shared_q,
         NUM_STAGES=tiles.num_stages, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -543,7 +544,7 @@ def subtraction_guard_rate(
         q, k, v, q_offsets, k_offsets, geometry, mask, Bias(), factor, Schedule("v2"),
         max_k_len=1 << 30,
     )  # fmt: skip
-    tiles = tile_config("softmax", q.dtype, geometry.qk_dim, geometry.v_dim, None)
+    tiles = tile_config("softmax", q, geometry.qk_dim, geometry.v_dim, None)
     items = build_tile_list(q_offsets, k_offsets, geometry.total_q, tiles.block_q)
     padding = 0 if q_offsets is None else geometry.total_q - int(q_offsets[-1])
     used = (int(items.count) - -(-padding // tiles.block_q)) * geometry.heads

@@ -29,7 +29,6 @@ from jagbench.impl.kernels.tiles import (
 )
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 #: Smallest share of the denominator that may be left after the subtraction: below it, fp32 has lost
 #: more than 10 of its 24 bits and the tile is computed again with a mask.
 GUARD_RATIO: tl.constexpr = tl.constexpr(2.0**-10)
@@ -119,7 +118,7 @@ def _forward_tile(
     q_offsets, k_offsets, pair_offsets, redo,
     sequence, block, head, batch, total_q, total_k, out_rows, scale_log2, left, right,
     q_row, q_head, k_row, k_head, v_row, v_head, bias_row, bias_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
     BIAS: tl.constexpr, MASKING: tl.constexpr, SHARED_Q: tl.constexpr,
@@ -131,7 +130,7 @@ def _forward_tile(
     k_first, k_len = other_rows(k_offsets, sequence, batch, total_k, False)
     first_row = block * BLOCK_Q
     rows = first_row + tl.arange(0, BLOCK_Q)
-    kv_head = head // GROUP
+    kv_head = head // group
     q_tile = load_rows(
         q + q_first * q_row + head.to(tl.int64) * q_head, first_row, q_len, q_row,
         BLOCK_Q, D, BLOCK_D,
@@ -192,7 +191,7 @@ def _forward_tile(
             _leave(redo, sequence, block, head)
     _finish(
         accumulator, denominator, maximum, out, lse, q_first, sequence, head, first_row, rows,
-        q_len, total_q, out_rows, HEADS, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
+        q_len, total_q, out_rows, heads, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
     )  # fmt: skip
 
 
@@ -200,18 +199,22 @@ def _forward_tile(
 def _finish(
     accumulator, denominator, maximum, out, lse, q_first, sequence, head, first_row, rows,
     q_len, total_q, out_rows,
-    HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr,
+    heads, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr,
     SHARED_Q: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and store a tile of the output `[rows, HEADS, DV]` and of lse `[HEADS, rows]`."""
+    """Normalise and store a tile of the output `[rows, heads, DV]` and of lse `[heads, rows]`.
+
+    lse stays in units of log 2: the backward reads it so, and each change of units is a rounding as
+    large as lse itself, which exp2 turns into relative error of the weights.
+    """
     empty = denominator == 0.0
     accumulator = accumulator / tl.where(empty, 1.0, denominator)[:, None]
-    logsumexp = (maximum + tl.log2(tl.where(empty, 1.0, denominator))) * LN2
+    logsumexp = maximum + tl.log2(tl.where(empty, 1.0, denominator))
     out_first = q_first
     if SHARED_Q:
         out_first = sequence.to(tl.int64) * total_q
     store_rows(
-        out + (out_first * HEADS + head) * DV, first_row, q_len, HEADS * DV,
+        out + (out_first * heads + head) * DV, first_row, q_len, heads * DV,
         round_to(accumulator, out.dtype.element_ty), BLOCK_Q, DV, BLOCK_DV,
     )  # fmt: skip
     lse_row = lse + head.to(tl.int64) * out_rows + out_first
@@ -225,13 +228,13 @@ def jagged_attention_forward_kernel(
     q_offsets, k_offsets, pair_offsets, tile_sequence, tile_block, tile_count, redo,
     batch, total_q, total_k, out_rows, scale_log2, left, right,
     q_row, q_head, k_row, k_head, v_row, v_head, bias_row, bias_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
     BIAS: tl.constexpr, MASKING: tl.constexpr, SHARED_Q: tl.constexpr,
     DESCRIPTORS: tl.constexpr, DEAL: tl.constexpr,
 ):  # fmt: skip
-    """Forward over a tile list: item = tile * HEADS + head, heads of a tile side by side.
+    """Forward over a tile list: item = tile * heads + head, heads of a tile side by side.
 
     DEAL: how programs come by items. 0: one each. 1: persistent, zigzag. 2: persistent, the tiles
     that an earlier launch left in `redo`.
@@ -241,7 +244,7 @@ def jagged_attention_forward_kernel(
     items = program + 1
     if DEAL == 1:
         programs = tl.num_programs(0)
-        items = tl.load(tile_count) * HEADS
+        items = tl.load(tile_count) * heads
     if DEAL == 2:
         programs = tl.num_programs(0)
         items = tl.load(redo)
@@ -255,16 +258,16 @@ def jagged_attention_forward_kernel(
             if DEAL == 2:
                 sequence, block, head = _left(redo, place)
             else:
-                sequence = tl.load(tile_sequence + place // HEADS)
-                block = tl.load(tile_block + place // HEADS)
-                head = place % HEADS
+                sequence = tl.load(tile_sequence + place // heads)
+                block = tl.load(tile_block + place // heads)
+                head = place % heads
             if sequence >= 0:
                 _forward_tile(
                     q, k, v, out, lse, k_desc, v_desc, bias, bucket_ids,
                     q_offsets, k_offsets, pair_offsets, redo, sequence, block, head,
                     batch, total_q, total_k, out_rows, scale_log2, left, right,
                     q_row, q_head, k_row, k_head, v_row, v_head, bias_row, bias_head,
-                    HEADS, GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K,
+                    heads, group, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K,
                     HAS_LEFT, HAS_RIGHT, ALIGN_END, BIAS, MASKING, SHARED_Q, DESCRIPTORS,
                 )  # fmt: skip
 
@@ -274,7 +277,7 @@ def jagged_attention_short_keys_kernel(
     q, k, v, out, lse, q_offsets, k_offsets, chunk_sequence, chunk_index, redo,
     batch, total_q, total_k, out_rows, scale_log2,
     q_row, q_head, k_row, k_head, v_row, v_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr, SHARED_Q: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -284,13 +287,13 @@ def jagged_attention_short_keys_kernel(
     The tiles of a sequence with more keys are left to a later launch (`redo`).
     """
     DTYPE: tl.constexpr = out.dtype.element_ty
-    head = tl.program_id(0) % HEADS
-    chunk = tl.program_id(0) // HEADS
+    head = tl.program_id(0) % heads
+    chunk = tl.program_id(0) // heads
     sequence = tl.load(chunk_sequence + chunk)
     if sequence >= 0:
         q_first, q_len = tile_rows(q_offsets, sequence, batch, total_q, SHARED_Q)
         k_first, k_len = other_rows(k_offsets, sequence, batch, total_k, False)
-        kv_head = (head // GROUP).to(tl.int64)
+        kv_head = (head // group).to(tl.int64)
         q_base = q + q_first * q_row + head.to(tl.int64) * q_head
         start = tl.load(chunk_index + chunk) * (CHUNK * BLOCK_Q)
         stop = tl.minimum(start + CHUNK * BLOCK_Q, q_len)
@@ -315,7 +318,7 @@ def jagged_attention_short_keys_kernel(
                 _finish(
                     dot(round_to(weights, DTYPE), v_tile), denominator, maximum, out, lse, q_first,
                     sequence, head, first_row, first_row + tl.arange(0, BLOCK_Q), q_len, total_q,
-                    out_rows, HEADS, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
+                    out_rows, heads, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
                 )  # fmt: skip
         else:
             for first_row in tl.range(start, stop, BLOCK_Q):

@@ -7,9 +7,13 @@ the tile) plus an offset inside the tile, so no product can wrap.
 import triton
 import triton.language as tl
 
-#: Kernel arguments that count rows or bound windows. They change with every batch, so no kernel is
-#: compiled anew for a value of theirs.
-COUNTS = ["batch", "total_q", "total_k", "out_rows", "left", "right"]
+#: Kernel arguments that count rows or heads or bound windows. They change from batch to batch or
+#: model to model, so no kernel is compiled anew for a value of theirs.
+COUNTS = ["batch", "total_q", "total_k", "out_rows", "left", "right", "heads", "group"]
+GRADIENT_COUNTS = [
+    *("batch", "total_q", "total_k", "statistics_rows", "left", "right"),
+    *("heads", "kv_heads", "group"),
+]
 
 
 @triton.jit

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from functools import cache
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from jagbench.impl.kernels.interpreter import INTERPRET
 
@@ -110,13 +112,13 @@ _TABLE: dict[tuple[Kernel, int], TileConfig] = {
     ("gdpa_query_gradient", 256): TileConfig(128, 32, 8, 3),
     ("key_value_gradient", 64): TileConfig(32, 64, 4, 2),
     ("key_value_gradient", 128): TileConfig(32, 64, 4, 3),
-    ("key_value_gradient", 256): TileConfig(32, 64, 8, 3),
+    ("key_value_gradient", 256): TileConfig(64, 64, 8, 2),
     ("key_value_gradient_long", 64): TileConfig(32, 64, 4, 2),
     ("key_value_gradient_long", 128): TileConfig(64, 128, 8, 3),
-    ("key_value_gradient_long", 256): TileConfig(32, 64, 8, 3),
+    ("key_value_gradient_long", 256): TileConfig(64, 64, 8, 2),
     ("gdpa_key_value_gradient", 64): TileConfig(32, 64, 4, 3),
     ("gdpa_key_value_gradient", 128): TileConfig(32, 64, 4, 3),
-    ("gdpa_key_value_gradient", 256): TileConfig(32, 64, 8, 3),
+    ("gdpa_key_value_gradient", 256): TileConfig(64, 64, 8, 2),
 }
 
 
@@ -126,22 +128,73 @@ def padded(dim: int) -> int:
 
 
 def tile_config(
-    kernel: Kernel, dtype: torch.dtype, qk_dim: int, v_dim: int, pinned: TileConfig | None
+    kernel: Kernel,
+    like: Tensor,
+    qk_dim: int,
+    v_dim: int,
+    pinned: TileConfig | None,
 ) -> TileConfig:
-    """The pinned tiles if there are any, else the table's."""
+    """The pinned tiles if there are any, else the table's, cut to the shared memory of the device.
+
+    like: a tensor of the call; its dtype and device count.
+    """
     if pinned is not None:
         return pinned
     if INTERPRET.value:
         # Cost goes with the number of block operations: few and large.
         return TileConfig(64, 64, 4, 1)
-    return table_config(kernel, dtype, qk_dim, v_dim)
+    return table_config(kernel, like.dtype, qk_dim, v_dim, _shared_memory(like.device.index or 0))
 
 
-def table_config(kernel: Kernel, dtype: torch.dtype, qk_dim: int, v_dim: int) -> TileConfig:
-    """The table's tiles, whoever runs them."""
+def table_config(
+    kernel: Kernel, dtype: torch.dtype, qk_dim: int, v_dim: int, shared_limit: int
+) -> TileConfig:
+    """The table's tiles, cut until they fit `shared_limit` bytes of shared memory."""
     width = max(64, padded(qk_dim), padded(v_dim))
     if dtype == torch.float32:
         # IEEE products run on the plain ALUs, unrolled: small tiles, or registers spill.
         return TileConfig(32, 32, 4, 2) if width <= 128 else TileConfig(16, 32, 4, 1)
     # The short-key kernels are not used beyond width 128; their callers ask before they look.
-    return _TABLE[kernel, min(width, 128) if "_short" in kernel else width]
+    tiles = _TABLE[kernel, min(width, 128) if "_short" in kernel else width]
+    while _shared_bytes(kernel, tiles, width) > shared_limit:
+        tiles = _smaller(kernel, tiles)
+    return tiles
+
+
+def _by_keys(kernel: Kernel) -> bool:
+    """Whether a kernel stays with a tile of keys and walks queries."""
+    return "key_value" in kernel
+
+
+def _shared_bytes(kernel: Kernel, tiles: TileConfig, width: int) -> int:
+    """Shared memory of a 16-bit kernel: the tile it stays with, and each stage of what it walks.
+
+    Forward kernels stay with Q, the others with two tensors (Q and dO, or K and V); all walk two.
+    Compiled kernels use this or less (tests/test_ahead_of_time.py holds them to the limit).
+    """
+    stay, walk = tiles.block_q, tiles.block_k
+    if _by_keys(kernel):
+        stay, walk = walk, stay
+    tensors = 2 if "gradient" in kernel else 1
+    return 2 * width * (tensors * stay + 2 * tiles.num_stages * walk)
+
+
+def _smaller(kernel: Kernel, tiles: TileConfig) -> TileConfig:
+    """The next smaller tiles: stages down to 2 first, then fewer rows, then one stage."""
+    if tiles.num_stages > 2:
+        return replace(tiles, num_stages=tiles.num_stages - 1)
+    if _by_keys(kernel) and tiles.block_k > 32:
+        return replace(tiles, block_k=tiles.block_k // 2)
+    if not _by_keys(kernel) and tiles.block_q > 64:
+        return replace(tiles, block_q=tiles.block_q // 2)
+    if tiles.block_q > 32:
+        return replace(tiles, block_q=tiles.block_q // 2)
+    if tiles.num_stages > 1:
+        return replace(tiles, num_stages=1)
+    raise ValueError(f"no tiles of {kernel} fit this device's shared memory (last tried {tiles})")
+
+
+@cache
+def _shared_memory(device: int) -> int:
+    """Bytes of shared memory that a program may use on a GPU."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)

@@ -1,0 +1,33 @@
+"""Each generation and backward form as an implementation of its own.
+
+    pytest suite/ --impl=jagbench.impl.variants:v1
+
+`jagbench.impl` itself chooses; these never do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+from jagbench.impl.kernels.gdpa import gdpa
+from jagbench.impl.kernels.jagged_attention import jagged_attention
+from jagbench.impl.kernels.tuning import Schedule
+from jagbench.version import __version__
+
+
+def _namespace(schedule: Schedule) -> SimpleNamespace:
+    """Both operators under one schedule."""
+    return SimpleNamespace(
+        jagged_attention=partial(jagged_attention, schedule=schedule),
+        gdpa=partial(gdpa, schedule=schedule),
+        __version__=__version__,
+    )
+
+
+#: -inf masks on every tile, atomic dQ. Makes no promise of determinism.
+v1 = _namespace(Schedule("v1", "atomic"))
+#: Subtraction masking with its guard, split backward.
+v2 = _namespace(Schedule("v2", "split"))
+#: Persistent, zigzag, tensor descriptors where the device has them, split backward.
+v3 = _namespace(Schedule("v3", "split"))
