@@ -1,0 +1,125 @@
+"""Numbers at which code breaks: past 2^31, past 2^15, and 0; all small enough for a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jagbench.execution import Outcome
+from jagbench.inputs import Inputs
+from jagbench.spec import Operator
+from jagbench.suite import changes, shapes
+from jagbench.suite.candidate import Candidate, differing, option_names, repeatable
+
+Check = Callable[[Inputs, Outcome], None]
+
+#: Elements between two rows: the third row starts past 2^31 elements.
+WIDE = 2**30 + 8
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The same three rows, `WIDE` elements apart; nothing between them is ever touched."""
+    memory = torch.empty(2 * WIDE + x[0].numel(), dtype=x.dtype, device=x.device)
+    view = memory.as_strided(x.shape, (WIDE, *x[0].stride()))
+    return view.copy_(x)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "upstream"])
+def test_rows_that_start_past_2_to_the_31_elements(
+    candidate: Candidate, operator: Operator, name: str
+) -> None:
+    """Row times stride wraps in 32 bits: the last row is read elsewhere (flash-attention 2611)."""
+    settings = candidate.settings
+    inputs = repeatable(
+        shapes.attention(operator, [1, 2], dim=16, dtype=torch.float16, device=settings.device)
+    )
+    wide = changes.floats(inputs, _wide, names=(name,))
+    plain = candidate.run(inputs, backward=True)
+    assert not differing(plain, candidate.run_in_place(wide, backward=True))
+
+
+#: More keys than 15 bits count; a multiple of 32, so that fp16 holds the number itself.
+MANY = 40_960
+
+
+def _many_equal_keys(operator: Operator, device: torch.device) -> Inputs:
+    """One query and `MANY` keys of the same score, with values of 1."""
+    options: dict[str, Any] = (
+        {"activation": "identity"} if "activation" in option_names(operator) else {}
+    )
+    inputs = shapes.attention(
+        operator, [1], [MANY], heads=1, dim=16, dtype=torch.float16, device=device, **options
+    )
+    unit = torch.zeros(1, 1, 16, dtype=torch.float16, device=device)
+    unit[..., 0] = 1
+    keys = unit.expand(MANY, 1, 16).contiguous()
+    return inputs.replace(q=unit, k=keys, v=torch.ones_like(keys))
+
+
+def test_the_last_of_many_keys_counts_in_full(candidate: Candidate, operator: Operator) -> None:
+    """A sum kept in fp16 or bf16 stops growing; a length kept in 16 bits turns negative."""
+    inputs = _many_equal_keys(operator, candidate.settings.device)
+    # Without a normaliser the weights of 1 add up to their number.
+    expected = MANY if "activation" in option_names(operator) else 1
+    out = candidate.run(inputs)["out"].double()
+    worst = float((out / expected - 1).abs().max())
+    assert worst <= 2**-10, f"off by {worst:.3g} of the sum over {MANY} keys"
+
+
+@pytest.mark.operators_with("window")
+@pytest.mark.parametrize("window", [(0, None), (None, 0), (0, 3), (3, 0)])
+@pytest.mark.parametrize("align", ["start", "end"])
+def test_a_window_side_of_zero_is_a_bound(
+    candidate: Candidate,
+    operator: Operator,
+    window: tuple[int | None, int | None],
+    align: str,
+    check: Check,
+) -> None:
+    """0 is not None: nothing beyond a query's own position is seen on that side."""
+    settings = candidate.settings
+    inputs = shapes.attention(
+        operator, [9, 4], [7, 6], dtype=settings.main_dtype, device=settings.device
+    ).with_options(window=window, align=align)
+    check(inputs, candidate.run(inputs, backward=True))
+
+
+def test_a_scale_of_zero_is_a_scale(candidate: Candidate, operator: Operator, check: Check) -> None:
+    """0 is not None: softmax becomes the mean of the values; gdpa without its scores is act(0)."""
+    names = {"scale", "pre_scale"} & option_names(operator)
+    if not names:
+        pytest.skip(f"{operator.name} has no scale")
+    settings = candidate.settings
+    inputs = shapes.attention(
+        operator, [9, 4], [7, 6], dtype=settings.main_dtype, device=settings.device
+    ).with_options(**dict.fromkeys(names, 0.0))
+    check(inputs, candidate.run(inputs, backward=True))
+
+
+@pytest.mark.operator("jagged_attention")
+@pytest.mark.parametrize(
+    "scores", [(300.0, -300.0, 0.0, 298.0), (-300.0,) * 4], ids=["far-apart", "all-low"]
+)
+def test_scores_beyond_the_range_of_exp_are_ordinary_scores(
+    candidate: Candidate, scores: tuple[float, ...]
+) -> None:
+    """exp(300) overflows and exp(-300) is 0 in float32; only differences of scores matter."""
+    settings = candidate.settings
+    inputs = shapes.attention(
+        "jagged_attention", [2], [4], heads=1, dim=16, dtype=settings.main_dtype,
+        device=settings.device, scale=1.0,
+    )  # fmt: skip
+    unit = torch.zeros_like(inputs.tensors()["k"])
+    unit[..., 0] = 1
+    column = torch.tensor(scores, device=inputs.device, dtype=torch.float64)
+    inputs = inputs.replace(q=unit[:2], k=unit * column.to(inputs.dtype)[:, None, None])
+    values = inputs.tensors()["v"][:, 0].double()
+    expected = torch.softmax(column, 0) @ values
+    error = float((candidate.run(inputs)["out"].double() - expected).abs().max())
+    # A score of 300 is itself rounded, once it is scaled for exp2: by 2^-16 in float32.
+    allowed = (2.0**-12 + 2 * torch.finfo(inputs.dtype).eps) * float(values.abs().max())
+    assert error <= allowed, f"off by {error:.3g}, allowed {allowed:.3g}"

@@ -1,0 +1,203 @@
+"""Names of arguments, shapes of results, and what is refused with which error."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jagbench.inputs import Inputs
+from jagbench.spec import Operator
+from jagbench.suite import shapes
+from jagbench.suite.candidate import Candidate, differing, further_outputs, option_names
+from jagbench.suite.cases import Case
+
+Check = Callable[[Inputs, Any], None]
+
+
+def base(operator: Operator, candidate: Candidate, **options: Any) -> Inputs:
+    """A small ordinary call, to be spoilt."""
+    settings = candidate.settings
+    return shapes.attention(
+        operator,
+        [5, 3, 9],
+        [7, 4, 6],
+        heads=4,
+        kv_heads=2,
+        dtype=settings.main_dtype,
+        device=settings.device,
+        **options,
+    )
+
+
+@pytest.mark.cases(limit=2)
+def test_every_argument_is_accepted_by_its_pinned_name(candidate: Candidate, case: Case) -> None:
+    """Arguments given by keyword mean what they mean by position."""
+    inputs = case.inputs(candidate.settings.device)
+    function = candidate.settings.implementation.get(case.operator.name)
+    named = function(**inputs.clone().arguments, **inputs.options)
+    expected = candidate.run(inputs)["out"]
+    assert not differing({"out": expected}, {"out": named.detach()})
+
+
+@pytest.mark.cases(limit=2)
+def test_options_at_their_defaults_change_nothing(candidate: Candidate, case: Case) -> None:
+    """Every option of the pinned signature is known, and its default is the pinned one."""
+    inputs = case.inputs(candidate.settings.device)
+    defaults = {
+        name: parameter.default
+        for name, parameter in case.operator.signature.parameters.items()
+        if parameter.default is not inspect.Parameter.empty and name not in inputs.arguments
+    }
+    spelt = candidate.run(inputs.with_options(**{**defaults, **inputs.options}))
+    assert not differing(candidate.run(inputs), spelt)
+
+
+@pytest.mark.cases(limit=3)
+def test_outputs_have_the_pinned_shapes_and_dtypes(candidate: Candidate, case: Case) -> None:
+    """`out` has the rows of the queries and the head_dim of the values; gradients fit arguments."""
+    inputs = case.inputs(candidate.settings.device)
+    inputs = inputs.with_options(**further_outputs(case.operator))
+    outcome = candidate.run(inputs, backward=True)
+    assert inputs.upstream is not None
+    assert set(case.operator.output_layout) <= set(outcome), "an output is missing"
+    assert outcome["out"].shape == inputs.upstream.shape
+    assert outcome["out"].dtype == inputs.dtype
+    for name in set(case.operator.output_layout) - {"out"}:
+        assert outcome[name].shape == inputs.upstream.shape[:-1], name
+        wide = torch.promote_types(inputs.dtype, torch.float32)
+        assert outcome[name].dtype == wide, name
+    for name, tensor in inputs.tensors().items():
+        gradient = outcome.get(f"grad {name}")
+        if gradient is not None:
+            assert (gradient.shape, gradient.dtype) == (tensor.shape, tensor.dtype), name
+    assert all(value.device == inputs.device for value in outcome.values())
+
+
+def _set(inputs: Inputs, name: str, *values: int) -> Inputs:
+    offsets = inputs.tensors()[name]
+    return inputs.replace(**{name: torch.tensor(values, dtype=torch.int64, device=offsets.device)})
+
+
+def _values(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[Inputs], Inputs]:
+    return lambda inputs: inputs.replace(**{name: change(inputs.tensors()[name])})
+
+
+def _elsewhere(x: Tensor) -> Tensor:
+    return x.cpu() if x.device.type != "cpu" else x.to("meta")
+
+
+#: Queries of `base` have lengths 5, 3, 9 and 17 rows; keys 7, 4, 6 and 17 rows.
+MALFORMED: dict[str, Callable[[Inputs], Inputs]] = {
+    "q-offsets-start-above-0": lambda i: _set(i, "q_offsets", 1, 5, 8, 17),
+    "k-offsets-start-above-0": lambda i: _set(i, "k_offsets", 2, 7, 11, 17),
+    "q-offsets-decrease": lambda i: _set(i, "q_offsets", 0, 9, 5, 17),
+    "k-offsets-decrease": lambda i: _set(i, "k_offsets", 0, 11, 7, 17),
+    "q-offsets-negative": lambda i: _set(i, "q_offsets", 0, -5, 8, 17),
+    "q-offsets-end-past-the-rows": lambda i: _set(i, "q_offsets", 0, 5, 8, 18),
+    "k-offsets-end-past-the-rows": lambda i: _set(i, "k_offsets", 0, 7, 11, 40),
+    "offsets-of-different-batches": lambda i: _set(i, "k_offsets", 0, 7, 17),
+    "offsets-without-an-entry": lambda i: _set(i, "k_offsets"),
+    "offsets-of-float": _values("k_offsets", lambda x: x.float()),
+    "offsets-of-two-dims": _values("q_offsets", lambda x: x[None]),
+    "q-of-another-dtype": _values("q", lambda x: x.double()),
+    "k-of-another-dtype": _values("k", lambda x: x.double()),
+    "v-of-another-dtype": _values("v", lambda x: x.double()),
+    "values-of-integers": lambda i: i.replace(**{n: i.tensors()[n].int() for n in "qkv"}),
+    "k-on-another-device": _values("k", _elsewhere),
+    "v-on-another-device": _values("v", _elsewhere),
+    "q-of-two-dims": _values("q", lambda x: x.flatten(1)),
+    "v-of-four-dims": _values("v", lambda x: x[None]),
+    "kv-heads-that-do-not-divide": lambda i: i.replace(
+        **{n: i.tensors()[n].repeat(1, 2, 1)[:, :3] for n in "kv"}
+    ),
+    "more-kv-heads-than-heads": lambda i: i.replace(
+        **{n: i.tensors()[n].repeat(1, 4, 1) for n in "kv"}
+    ),
+    "v-of-other-heads-than-k": _values("v", lambda x: x.repeat(1, 2, 1)),
+    "k-of-another-head-dim": _values("k", lambda x: x[..., :16]),
+    "fewer-values-than-keys": _values("v", lambda x: x[:12]),
+}
+
+#: Option -> values it must refuse, with options it needs beside it.
+REFUSED: dict[str, dict[str, Any]] = {
+    "window": {"negative": (-1, 3), "negative-right": (2, -2)},
+    "align": {"unknown": "middle"},
+    "activation": {
+        "unknown": "softsign",
+        "too-few": ("relu",) * 3,
+        "too-many": ("relu",) * 5,
+        "unknown-among-known": ("relu", "relu", "softsign", "relu"),
+    },
+    "bias": {
+        "one-row-short": lambda rows: torch.zeros(rows - 1, 4),
+        "one-row-long": lambda rows: torch.zeros(rows + 1, 1),
+        "of-other-heads": lambda rows: torch.zeros(rows, 3),
+        "of-integers": lambda rows: torch.zeros(rows, 4, dtype=torch.int32),
+    },
+}
+
+
+@pytest.mark.parametrize("fault", MALFORMED)
+def test_malformed_input_raises_value_error(
+    candidate: Candidate, operator: Operator, fault: str
+) -> None:
+    """Refused with a ValueError that names numbers; never another type, never accepted."""
+    inputs = MALFORMED[fault](base(operator, candidate))
+    with pytest.raises(ValueError) as caught:
+        candidate.run(inputs)
+    message = str(caught.value)
+    # Devices have names; everything else that can be wrong has a number.
+    told = any(c.isdigit() for c in message) or ("device" in fault and message.strip())
+    assert told, f"the ValueError names no number: {message!r}"
+
+
+@pytest.mark.parametrize(
+    ("option", "fault"), [pytest.param(o, f, id=f"{o}-{f}") for o in REFUSED for f in REFUSED[o]]
+)
+def test_an_unknown_value_of_an_option_raises_value_error(
+    candidate: Candidate, operator: Operator, option: str, fault: str
+) -> None:
+    """An option is honoured or refused: nothing falls back to something else."""
+    if option not in option_names(operator):
+        pytest.skip(f"{operator.name} has no {option}")
+    inputs = base(operator, candidate)
+    value = REFUSED[option][fault]
+    if callable(value):
+        made = value(inputs.pair_bounds()[-1])
+        value = made.to(inputs.device, inputs.dtype if made.is_floating_point() else made.dtype)
+    candidate.run(inputs)  # what follows is refused for the option alone
+    with pytest.raises(ValueError):
+        candidate.run(inputs.with_options(**{option: value}))
+
+
+@pytest.mark.parametrize("length", ["max_q_len", "max_k_len"])
+def test_a_maximum_length_that_is_too_small_raises_or_is_not_needed(
+    candidate: Candidate, operator: Operator, length: str, check: Check
+) -> None:
+    """A maximum below the longest sequence never leaves rows unwritten."""
+    if length not in option_names(operator):
+        pytest.skip(f"{operator.name} has no {length}")
+    inputs = base(operator, candidate)
+    try:
+        outcome = candidate.run(inputs.with_options(**{length: 4}), backward=True)
+    except ValueError as error:
+        assert "4" in str(error), f"the error does not name the number: {error}"
+        return
+    check(inputs, outcome)
+
+
+@pytest.mark.parametrize("longest", ["exact", "generous"])
+def test_a_maximum_length_that_is_large_enough_changes_nothing(
+    candidate: Candidate, operator: Operator, longest: str, check: Check
+) -> None:
+    """A given maximum is a hint: the result is right whether it is exact or far too large."""
+    slack = 0 if longest == "exact" else 1000
+    inputs = base(operator, candidate, max_q_len=9 + slack, max_k_len=7 + slack)
+    check(inputs, candidate.run(inputs, backward=True))

@@ -1,0 +1,110 @@
+"""Rows that take part in nothing: padding, queries that see no key, keys that no query sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from jagbench.execution import Outcome
+from jagbench.inputs import Inputs
+from jagbench.pairs import visible_range
+from jagbench.spec import PAIRS, SHARED
+from jagbench.suite import changes
+
+
+def takes_part(inputs: Inputs) -> dict[str, Tensor]:
+    """Offsets argument -> bool `[rows]`: whether a row is in any visible pair.
+
+    For operators of q, k, v and offsets; a dense query has no entry. No mask is built: a query
+    sees a range of keys, and a key is seen by a range of queries.
+    """
+    t, options = inputs.tensors(), inputs.options
+    left, right = visible_range(bool(options.get("causal")), options.get("window"))
+    k_lengths = t["k_offsets"].diff().long()
+    dense = "q_offsets" not in t
+    q_lengths = (
+        torch.full_like(k_lengths, t["q"].shape[0]) if dense else t["q_offsets"].diff().long()
+    )
+    shift = torch.zeros_like(k_lengths)
+    if options.get("align", "end") == "end":
+        shift = k_lengths - q_lengths
+    seen = {"k_offsets": _reached(t["k_offsets"], t["k"].shape[0], q_lengths, -shift, right, left)}
+    if not dense:
+        rows = t["q"].shape[0]
+        seen["q_offsets"] = _reached(t["q_offsets"], rows, k_lengths, shift, left, right)
+    return seen
+
+
+def _reached(
+    offsets: Tensor, rows: int, others: Tensor, shift: Tensor, below: int | None, above: int | None
+) -> Tensor:
+    """Whether row i meets any j in [i + shift - below, i + shift + above], 0 <= j < others."""
+    lengths = offsets.diff().long()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths)
+    position = torch.arange(len(sequence), device=offsets.device) - offsets[:-1].long()[sequence]
+    middle, limit = position + shift[sequence], others[sequence]
+    low = torch.zeros_like(middle) if below is None else (middle - below).clamp(min=0)
+    high = limit if above is None else (middle + above + 1).minimum(limit)
+    reached = torch.zeros(rows, dtype=torch.bool, device=offsets.device)
+    reached[: len(sequence)] = low < high
+    return reached
+
+
+def strays(inputs: Inputs, outcome: Outcome) -> list[str]:
+    """What of an outcome should be exactly 0 (or -inf, in a log-sum-exp) and is not, in words."""
+    found, seen = [], takes_part(inputs)
+    for name, tensor in outcome.items():
+        layout = changes.layout_of(inputs, name.removeprefix("grad "))
+        if layout in (PAIRS, SHARED) or layout not in seen:
+            continue
+        idle = ~seen[layout]
+        if name == "out" or name.startswith("grad "):
+            found += nonzero(name, tensor, idle)
+        else:
+            found += _not_minus_infinity(name, tensor, idle, inputs, layout)
+    return found
+
+
+def nonzero(name: str, tensor: Tensor, rows: Tensor) -> list[str]:
+    """The first element of some rows that is not 0, in words; none if all are."""
+    if tensor.shape[0] != rows.shape[0]:
+        return [f"{name} has {tensor.shape[0]} rows, want {rows.shape[0]}"]
+    wrong = rows.nonzero()[:, 0]
+    wrong = wrong[(tensor[wrong] != 0).flatten(1).any(1)]
+    if not len(wrong):
+        return []
+    row = int(wrong[0])
+    value = float(tensor[row].flatten()[(tensor[row] != 0).flatten().nonzero()[0, 0]])
+    return [f"{name} holds {value} in row {row}, which takes part in nothing and must be exactly 0"]
+
+
+def _not_minus_infinity(
+    name: str, tensor: Tensor, idle: Tensor, inputs: Inputs, layout: str
+) -> list[str]:
+    offsets = inputs.offsets(layout)
+    assert offsets is not None
+    end = int(offsets[-1])
+    wrong = (idle[:end, None] & (tensor[:end] != -math.inf)).nonzero()
+    found = (
+        []
+        if not len(wrong)
+        else [f"{name} of row {int(wrong[0, 0])}, which sees nothing, is not -inf"]
+    )
+    padding = torch.arange(tensor.shape[0], device=tensor.device) >= end
+    return found + nonzero(name, tensor, padding)
+
+
+def of_padding(inputs: Inputs, outcome: Mapping[str, Tensor]) -> list[str]:
+    """What of an outcome is not 0 past the last offset, in words."""
+    found = []
+    for name, tensor in outcome.items():
+        layout = changes.layout_of(inputs, name.removeprefix("grad "))
+        if layout not in (PAIRS, SHARED):
+            offsets = inputs.offsets(layout)
+            assert offsets is not None
+            rows = torch.arange(tensor.shape[0], device=tensor.device) >= int(offsets[-1])
+            found += nonzero(f"{name} past the last offset", tensor, rows)
+    return found

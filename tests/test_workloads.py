@@ -1,0 +1,305 @@
+import collections
+import dataclasses
+import hashlib
+import json
+
+import pytest
+import torch
+
+from jagbench.bias import BucketedBias
+from jagbench.execution import run
+from jagbench.reference import OPERATORS
+from jagbench.reference.activations import ACTIVATIONS
+from jagbench.workload import PURPOSES
+from jagbench.workloads import CATALOGUE, AttentionRecipe, select
+from jagbench.workloads.lengths import Explicit, Fixed, UniformFill
+from jagbench.workloads.values import QKNormalised, UniformUnit
+
+SMOKE = select(purpose="smoke")
+by_name = pytest.mark.parametrize("workload", SMOKE, ids=lambda w: w.name)
+
+PRESETS = {
+    "gdpa_self", "gdpa_cross_kv256", "pffn_example", "gdpa_cute_asym", "gdpa_tuning",
+    "tb_gdpa_default", "tb_pma", "tlx_gdpa", "pffn_norm_block", "gdpa_fp8", "jfa_broadcast_q",
+    "tlx_cross", "block_attn", "block_attn_rotary", "hstu_bench", "hstu_ragged_tb", "kunlun_real",
+    "interformer_internal",
+}  # fmt: skip
+
+
+def recipe(**changes):
+    given = {"operator": "jagged_attention", "batch": 3, "heads": 2, "qk_dim": 16}
+    return AttentionRecipe(**{**given, "q_lengths": UniformFill(0.5, 20), **changes})
+
+
+def draw(made, dtype=torch.float32):
+    return made.draw(1, dtype, torch.device("cpu"), True)
+
+
+def fingerprint(inputs):
+    """Hash of the bytes of every tensor, the upstream gradient included."""
+    total = hashlib.sha256()
+    for name, tensor in {**inputs.tensors(), "upstream": inputs.upstream}.items():
+        total.update(name.encode())
+        total.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+# -- the catalogue -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_published_preset_is_offered_at_full_size_and_as_a_smoke_twin(preset):
+    assert select(tag=preset, purpose="full")
+    assert select(tag=preset, purpose="smoke")
+
+
+def test_published_workloads_name_their_source():
+    assert all(w.source for w in select(tag="published"))
+
+
+def test_smoke_workloads_are_small_enough_for_an_interpreter():
+    for workload in SMOKE:
+        drawn = workload.statistics
+        assert drawn["q_tokens"] + drawn["k_tokens"] <= 600, workload.name
+        assert workload.recipe.heads <= 4, workload.name
+
+
+def test_every_smoke_workload_is_judged_on_a_device_too():
+    assert all("conformance" in w.purposes for w in SMOKE)
+
+
+def test_full_covers_conformance_except_the_twins_of_published_presets():
+    missing = [w for w in select(purpose="conformance") if "full" not in w.purposes]
+    assert all("published" in w.tags and w.name.endswith("-smoke") for w in missing)
+
+
+def test_full_size_calls_fit_one_device_in_float32_with_their_gradients():
+    for workload in select(purpose="full"):
+        made, drawn = workload.recipe, workload.statistics
+        width = made.qk_dim + made.value_dim
+        rows = drawn["q_tokens"] * made.heads + drawn["k_tokens"] * made.num_kv_heads
+        assert 2 * 4 * rows * width < 60e9, workload.name
+
+
+def test_reproduction_values_are_only_in_workloads_named_for_them():
+    for workload in CATALOGUE.values():
+        named = workload.name.endswith("-repro-values")
+        assert named or not isinstance(workload.recipe.values, UniformUnit)
+
+
+def test_the_reproduction_keeps_keys_at_full_length_and_the_jagged_variant_does_not():
+    repro = CATALOGUE["gdpa-self-l1024-fill0.5-repro"].statistics
+    jagged = CATALOGUE["gdpa-self-l1024-fill0.5-jagged"].statistics
+    assert repro["k_fill"] == 1
+    assert jagged["k_fill"] == pytest.approx(0.5, abs=0.02)
+    assert jagged["pairs"] / repro["pairs"] == pytest.approx(2 / 3, abs=0.02)
+
+
+@pytest.mark.parametrize("operator", sorted(OPERATORS))
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_every_operator_has_workloads_for_every_purpose(operator, purpose):
+    assert len(select(operator=operator, purpose=purpose)) >= 40
+
+
+def test_every_activation_occurs_in_a_smoke_workload():
+    used = set()
+    for workload in SMOKE:
+        given = workload.recipe.activation
+        used |= set(given) if isinstance(given, tuple) else {given}
+    assert set(ACTIVATIONS) <= used
+
+
+@pytest.mark.parametrize("operator", sorted(OPERATORS))
+def test_every_head_dim_mask_grouping_and_offsets_type_occurs_in_a_smoke_workload(operator):
+    made = [w.recipe for w in select(operator=operator, purpose="smoke")]
+    assert {16, 32, 64, 72, 80, 96, 104, 128, 192, 256} <= {r.qk_dim for r in made}
+    assert {"start", "end"} <= {r.align for r in made if r.causal}
+    windows = {r.window for r in made if r.window}
+    assert any(left is None for left, _ in windows)
+    assert any(right is None for _, right in windows)
+    assert any(left == right for left, right in windows)
+    assert any(None not in w and w[0] != w[1] for w in windows)
+    assert any(r.kv_heads == 1 for r in made)
+    assert any(1 < r.num_kv_heads < r.heads for r in made)
+    assert any(r.value_dim != r.qk_dim for r in made)
+    assert {"int32", "int64"} == {r.offsets_type for r in made}
+
+
+def test_every_bias_occurs_in_a_smoke_workload():
+    made = [w.recipe for w in select(operator="jagged_attention", purpose="smoke")]
+    found = {(r.bias, r.bias_heads) for r in made if r.bias != "none"}
+    assert len(found) == 4
+
+
+def test_no_two_workloads_share_a_digest():
+    counts = collections.Counter(w.digest for w in CATALOGUE.values())
+    assert max(counts.values()) == 1
+
+
+def test_selection_joins_its_conditions():
+    found = select(operator="gdpa", purpose="full", tag="gdpa_self", name="gdpa-self-l256-*")
+    assert {w.name for w in found} == {
+        "gdpa-self-l256-fill1.0", "gdpa-self-l256-fill0.5-jagged", "gdpa-self-l256-fill0.5-repro"
+    }  # fmt: skip
+    assert select(name="nothing-of-this-name") == ()
+
+
+# -- drawing -----------------------------------------------------------------------------------
+
+
+@by_name
+def test_a_workload_keeps_its_operator_s_shapes_and_drawn_statistics(workload):
+    inputs = workload.inputs()
+    made, drawn = workload.recipe, workload.statistics
+    tensors = inputs.tensors()
+    assert tensors["k"].shape == (
+        drawn["k_tokens"] + made.k_padding, made.num_kv_heads, made.qk_dim
+    )  # fmt: skip
+    assert tensors["v"].shape[1:] == (made.num_kv_heads, made.value_dim)
+    assert inputs.num_sequences == made.batch
+    assert inputs.pair_bounds()[-1] == drawn["pairs"]
+    with torch.no_grad():
+        out = inputs.call(inputs.operator.reference)
+    assert out.shape == inputs.upstream.shape
+
+
+@pytest.mark.parametrize(
+    "workload", select(purpose="smoke", tag="adversarial"), ids=lambda w: w.name
+)
+def test_the_truth_of_an_adversarial_workload_is_finite(workload):
+    inputs = workload.inputs(dtype=torch.float64)
+    outcome = run(inputs.operator.reference, inputs, backward=True)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in outcome.values())
+
+
+def test_the_bytes_of_a_workload_are_those_of_every_other_machine():
+    found = {
+        f"{name} {dtype}": fingerprint(CATALOGUE[name].inputs(dtype=getattr(torch, dtype)))
+        for name, dtype in BYTES
+    }
+    assert found == {f"{name} {dtype}": digest for (name, dtype), digest in BYTES.items()}
+
+
+def test_the_digest_of_a_workload_is_that_of_every_other_machine():
+    assert {name: CATALOGUE[name].digest for name in DIGESTS} == DIGESTS
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_gpu_draws_the_bytes_of_a_cpu(dtype):
+    for workload in SMOKE:
+        drawn = workload.inputs("cuda", dtype).to(device="cpu")
+        assert fingerprint(drawn) == fingerprint(workload.inputs("cpu", dtype)), workload.name
+
+
+def test_two_draws_are_equal_and_share_no_memory():
+    workload = CATALOGUE["gdpa-self-fill0.5-jagged-smoke"]
+    first, second = workload.inputs(), workload.inputs()
+    assert fingerprint(first) == fingerprint(second)
+    assert first.tensors()["q"].data_ptr() != second.tensors()["q"].data_ptr()
+
+
+def test_upstream_is_left_out_where_it_is_not_wanted():
+    assert CATALOGUE["gdpa-tb-pma-smoke"].inputs(upstream=False).upstream is None
+
+
+def test_every_recipe_is_hashable_and_serialisable():
+    for workload in CATALOGUE.values():
+        hash(workload.recipe)
+        json.dumps(dataclasses.asdict(workload.recipe))
+
+
+def test_a_digest_tells_laws_of_equal_fields_apart():
+    one = dataclasses.replace(CATALOGUE["gdpa-hstu-smoke"], recipe=recipe(values=QKNormalised()))
+    other = dataclasses.replace(one, recipe=recipe(values=UniformUnit()))
+    assert one.digest != other.digest
+
+
+def test_a_dense_query_has_an_upstream_gradient_for_every_sequence():
+    made = recipe(q_lengths=None, dense_rows=5, k_lengths=Fixed(7))
+    inputs = draw(made)
+    assert inputs.arguments["q_offsets"] is None
+    assert inputs.tensors()["q"].shape == (5, 2, 16)
+    assert inputs.upstream.shape == (3, 5, 2, 16)
+    assert made.statistics(1)["pairs"] == 3 * 5 * 7
+
+
+def test_padding_rows_lie_past_the_last_offset():
+    inputs = draw(recipe(q_lengths=Explicit((4, 0, 2)), q_padding=3, k_padding=5))
+    assert inputs.tensors()["q"].shape[0] == 9
+    assert inputs.tensors()["v"].shape[0] == 11
+    assert inputs.offsets("q_offsets").tolist() == [0, 4, 4, 6]
+
+
+def test_a_dense_bias_has_a_row_for_every_pair():
+    made = recipe(bias="dense", bias_heads="one", k_lengths=Fixed(6))
+    assert draw(made).tensors()["bias"].shape == (made.statistics(1)["pairs"], 1)
+
+
+@pytest.mark.parametrize("k_lengths", [None, Explicit((9, 0, 4))])
+def test_a_log_time_bias_has_a_bucket_for_every_pair(k_lengths):
+    made = recipe(q_lengths=Explicit((5, 7, 0)), bias="log_time", k_lengths=k_lengths, buckets=12)
+    bias = draw(made).arguments["bias"]
+    assert isinstance(bias, BucketedBias)
+    assert bias.table.shape == (12, 2)
+    assert bias.bucket_ids.numel() == made.statistics(1)["pairs"]
+    assert int(bias.bucket_ids.min()) >= 0
+    assert int(bias.bucket_ids.max()) < 12
+    if k_lengths is None:
+        # An event is no time away from itself.
+        assert bias.bucket_ids[:25].view(5, 5).diagonal().tolist() == [0] * 5
+    assert len(set(bias.bucket_ids.tolist())) > 3
+
+
+def test_only_options_that_are_set_are_passed():
+    assert draw(recipe()).options == {}
+    made = recipe(causal=True, align="start", window=(3, None), scale=0.5)
+    assert draw(made).options == {
+        "causal": True, "align": "start", "window": (3, None), "scale": 0.5
+    }  # fmt: skip
+
+
+def test_statistics_count_visible_pairs_and_waste():
+    made = recipe(q_lengths=Explicit((3, 0, 5)), causal=True)
+    found = made.statistics(1)
+    assert found["visible_pairs"] == 6 + 15
+    assert found["pairs"] == 9 + 25
+    assert found["padded_pairs"] == 3 * 25
+    assert found["empty_sequences"] == 1
+    assert found["q_fill"] == pytest.approx(8 / 15)
+    assert found["q_max_over_mean"] == pytest.approx(15 / 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dense_rows": 4}, "exactly one of q_lengths and dense_rows"),
+        ({"q_lengths": None}, "exactly one of q_lengths and dense_rows"),
+        ({"q_lengths": None, "dense_rows": 4}, "needs k_lengths"),
+        ({"heads": 4, "kv_heads": 3}, "3 kv_heads do not divide 4 heads"),
+        ({"operator": "gdpa"}, "gdpa needs an activation"),
+        ({"operator": "gdpa", "activation": "gelu", "scale": 2.0}, "no scale=2.0"),
+        ({"operator": "gdpa", "activation": ("gelu",)}, "1 activations for 2 heads"),
+        ({"activation": "gelu"}, r"takes no \['activation'\]"),
+        ({"operator": "conv"}, "got 'conv'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        recipe(**changes)
+
+
+BYTES = {
+    ("gdpa-self-fill0.5-jagged-smoke", "bfloat16"): "0234e9866de4ee2d",
+    ("jagged_attention-hstu-smoke", "float32"): "57c2905b9da464f8",
+    ("jagged_attention-log-time-bias-causal", "float16"): "506c30c3bf96b0c0",
+    ("gdpa-strongly-negative-scores", "float32"): "a6b58af8021e23cb",
+    ("gdpa-dense-query-gqa", "bfloat16"): "4faa021002277f31",
+}
+DIGESTS = {
+    "gdpa-self-l1024-fill0.5-jagged": "61df80dd31f31c54",
+    "jagged_attention-history-median800-wide": "c1e01e18b69275b4",
+    "gdpa-hstu-l4096": "db31da2712110994",
+    "jagged_attention-block-rotary-shape": "601d9784f9176702",
+    "gdpa-more-than-65535-sequences": "36e95e7e960462ad",
+}

@@ -1,0 +1,236 @@
+"""A right implementation of jagged_attention and gdpa, made of exchangeable steps.
+
+One loop over sequences with explicit backward formulas (spec 3.4 and 4.1), independent of the
+reference. Work is done in float32 or wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from jagbench.bias import BucketedBias
+from wrong import steps as step
+from wrong.call import Call, Tile, Window, check
+from wrong.steps import Bounds
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of an implementation; its methods are the operators.
+
+    finish: last touch to an output or gradient, by name. upstream: first look at the gradient of
+    `out`. before, after: run about the forward. backward_mask: mask of the backward, if another.
+    """
+
+    __version__: ClassVar[str] = "planted"
+
+    check: Callable[[Call], None] = check
+    bounds: Callable[[Call], list[Bounds]] = step.bounds
+    read: Callable[[Tensor, int, int], Tensor] = step.read
+    repeat: Callable[[Tensor, int], Tensor] = step.repeat
+    mask: Callable[[Call, int, int], Tensor] = step.mask
+    backward_mask: Callable[[Call, int, int], Tensor] | None = None
+    score: Callable[[Call, Tensor, Tensor], Tensor] = step.score
+    add_bias: Callable[[Call, Tensor, int], Tensor] = step.add_bias
+    weigh: Callable[[Call, Tile], tuple[Tensor, Tensor]] = step.weigh
+    mix: Callable[[Tensor, Tensor], Tensor] = step.mix
+    slope: Callable[[Call, Tile, Tensor, Tensor], Tensor] = step.slope
+    reduce_group: Callable[[Tensor, int], Tensor] = step.reduce_group
+    combine: Callable[[Tensor, slice, Tensor], None] = step.combine
+    allocate: Callable[[Sequence[int], Tensor, torch.dtype], Tensor] = step.allocate
+    allocate_gradient: Callable[[Sequence[int], Tensor, torch.dtype], Tensor] = step.allocate
+    before: Callable[[Call], None] = step.no_action
+    after: Callable[[Call], None] = step.no_action
+    finish: Callable[[Call, str, Tensor], Tensor] = step.keep
+    upstream: Callable[[Call, str, Tensor], Tensor] = step.keep
+
+    def jagged_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_offsets: Tensor | None,
+        k_offsets: Tensor,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+        align: str = "end",
+        window: Window | None = None,
+        bias: Tensor | BucketedBias | None = None,
+        max_q_len: int | None = None,
+        max_k_len: int | None = None,
+        deterministic: bool = False,
+        return_lse: bool = False,
+    ) -> Any:
+        """softmax(scale q k^T + bias) v by sequence; `out` or `(out, lse)`."""
+        table, ids = (
+            (bias.table, bias.bucket_ids) if isinstance(bias, BucketedBias) else (bias, None)
+        )
+        call = Call(
+            softmax=True,
+            q=q,
+            k=k,
+            v=v,
+            q_offsets=q_offsets,
+            k_offsets=k_offsets,
+            pre=1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
+            causal=causal,
+            align=align,
+            window=window,
+            bias=table,
+            bucket_ids=ids,
+            max_q_len=max_q_len,
+            max_k_len=max_k_len,
+            deterministic=deterministic,
+        )
+        out, lse = self._call(call)
+        return (out, lse) if return_lse else out
+
+    def gdpa(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_offsets: Tensor | None,
+        k_offsets: Tensor,
+        *,
+        activation: str | Sequence[str],
+        pre_scale: float = 1.0,
+        post_scale: float = 1.0,
+        causal: bool = False,
+        align: str = "end",
+        window: Window | None = None,
+        max_q_len: int | None = None,
+        max_k_len: int | None = None,
+        deterministic: bool = False,
+    ) -> Any:
+        """post_scale act(pre_scale q k^T) v by sequence."""
+        one = isinstance(activation, str)
+        call = Call(
+            softmax=False,
+            q=q,
+            k=k,
+            v=v,
+            q_offsets=q_offsets,
+            k_offsets=k_offsets,
+            pre=pre_scale,
+            post=post_scale,
+            activations=(str(activation),) * q.shape[1] if one else tuple(activation),
+            causal=causal,
+            align=align,
+            window=window,
+            max_q_len=max_q_len,
+            max_k_len=max_k_len,
+            deterministic=deterministic,
+        )
+        return self._call(call)[0]
+
+    def _call(self, call: Call) -> tuple[Tensor, Tensor]:
+        self.check(call)
+        self.before(call)
+        out, lse = _Attention.apply(  # type: ignore[no-untyped-call]
+            self, call, call.q, call.k, call.v, call.bias
+        )
+        self.after(call)
+        return out, lse
+
+
+def _tile(steps: Steps, call: Call, sequence: int, where: Bounds, backward: bool) -> Tile:
+    q0, q1, k0, k1 = where
+    repeats = call.q.shape[1] // call.k.shape[1]
+    q = steps.read(call.q, q0, q1)
+    k = steps.repeat(steps.read(call.k, k0, k1), repeats)
+    v = steps.repeat(steps.read(call.v, k0, k1), repeats)
+    make = steps.backward_mask if backward and steps.backward_mask is not None else steps.mask
+    seen = make(call, q1 - q0, k1 - k0)
+    # Rows that take part in no visible pair are dropped: 0 times NaN would be NaN.
+    q = q.masked_fill(~seen.any(1)[:, None], 0.0)
+    k, v = (x.masked_fill(~seen.any(0)[:, None], 0.0) for x in (k, v))
+    first_pair = call.pair_starts[sequence] if call.bias is not None else 0
+    scores = steps.add_bias(call, steps.score(call, q, k), first_pair)
+    return Tile(q, k, v, scores, seen)
+
+
+class _Attention(torch.autograd.Function):
+    """Both operators; scores are recomputed in the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, steps: Steps, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.steps, ctx.call = steps, call
+        dense = call.q_offsets is None
+        rows = (call.batch, call.q.shape[0]) if dense else (call.q.shape[0],)
+        heads = call.q.shape[1]
+        out = steps.allocate((*rows, heads, call.v.shape[2]), call.q, call.q.dtype)
+        exact = torch.float64 if call.q.dtype == torch.float64 else torch.float32
+        lse = torch.zeros((*rows, heads), dtype=exact, device=call.q.device)
+        for sequence, where in enumerate(steps.bounds(call)):
+            tile = _tile(steps, call, sequence, where, backward=False)
+            weights, part = steps.weigh(call, tile)
+            at: Any = sequence if dense else slice(where[0], where[1])
+            out[at] = steps.mix(weights, tile.v).transpose(0, 1).to(out.dtype)
+            lse[at] = part.transpose(0, 1).to(lse.dtype)
+        lse = steps.finish(call, "lse", lse)
+        ctx.mark_non_differentiable(lse)
+        return steps.finish(call, "out", out), lse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        steps, call = ctx.steps, ctx.call
+        return (None, None, *_backward(steps, call, steps.upstream(call, "upstream", gradients[0])))
+
+
+def _backward(steps: Steps, call: Call, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    wide = torch.promote_types(call.q.dtype, torch.float32)
+    dq, dk, dv = (steps.allocate_gradient(t.shape, t, wide) for t in (call.q, call.k, call.v))
+    dbias = None if call.bias is None else torch.zeros_like(call.bias, dtype=wide)
+    kv_heads = call.k.shape[1]
+    for sequence, where in enumerate(steps.bounds(call)):
+        q0, q1, k0, k1 = where
+        tile = _tile(steps, call, sequence, where, backward=True)
+        weights, _ = steps.weigh(call, tile)
+        dense = call.q_offsets is None
+        dout = upstream[sequence] if dense else upstream[q0:q1]
+        dout = dout.to(wide).transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        dscores = steps.slope(call, tile, weights, dout @ tile.v.mT)
+        part = call.pre * (dscores @ tile.k).transpose(0, 1)
+        if dense:
+            steps.combine(dq, slice(q0, q1), part)
+        else:
+            dq[q0:q1] = part
+        dk[k0:k1] = steps.reduce_group(call.pre * (dscores.mT @ tile.q), kv_heads)
+        dv[k0:k1] = steps.reduce_group(weights.mT @ dout, kv_heads)
+        if dbias is not None:
+            _spread_bias(call, dbias, dscores, call.pair_starts[sequence])
+    done = (
+        steps.finish(call, "grad q", dq.to(call.q.dtype)),
+        steps.finish(call, "grad k", dk.to(call.k.dtype)),
+        steps.finish(call, "grad v", dv.to(call.v.dtype)),
+    )
+    if dbias is None or call.bias is None:
+        return (*done, None)
+    return (*done, steps.finish(call, "grad bias", dbias.to(call.bias.dtype)))
+
+
+def _spread_bias(call: Call, dbias: Tensor, dscores: Tensor, first_pair: int) -> None:
+    """Add the gradient of this sequence's scores to that of the bias or of its table."""
+    heads, m, n = dscores.shape
+    flat = dscores.permute(1, 2, 0).reshape(m * n, heads)
+    if dbias.shape[1] == 1:
+        flat = flat.sum(1, keepdim=True)
+    rows = slice(first_pair, first_pair + m * n)
+    if call.bucket_ids is None:
+        dbias[rows] += flat
+    else:
+        dbias.index_add_(0, call.bucket_ids[rows].long(), flat)
+
+
+#: The right implementation.
+RIGHT = Steps()
