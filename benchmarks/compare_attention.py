@@ -136,9 +136,7 @@ def padded_sdpa(backend: SDPBackend) -> Call:
 def padded_tensors(case: Case) -> tuple[Tensor, ...]:
     """Random padded q, k, v, upstream."""
     return tuple(
-        torch.randn(
-            case.batch, case.heads, n, case.head_dim, device="cuda", dtype=torch.bfloat16
-        )
+        torch.randn(case.batch, case.heads, n, case.head_dim, device="cuda", dtype=torch.bfloat16)
         for n in (case.longest_q, case.longest_k, case.longest_k, case.longest_q)
     )
 
@@ -225,7 +223,10 @@ def measure_case(case: Case, rounds: int, count: int) -> list[dict[str, object]]
             functions = regions(call, tensors)
             for region, function in functions.items():
                 function()
-                row = base | {"region": region, "flop": flop * (1.0 if region == "forward" else 2.5)}
+                row = base | {
+                    "region": region,
+                    "flop": flop * (1.0 if region == "forward" else 2.5),
+                }
                 live.append((row, function, []))
         except Exception as error:  # a peer that cannot run this shape is an outcome, not an end
             records.append(base | {"outcome": f"{type(error).__name__}: {str(error)[:200]}"})
@@ -258,7 +259,9 @@ def main() -> None:
                 with open(options.out, "a") as file:
                     file.write(json.dumps(record) + "\n")
             seconds = record.get("median_seconds")
-            rate = f"{record['flop'] / seconds / 1e12:6.0f} TFLOP/s" if seconds else record["outcome"]
+            rate = (
+                f"{record['flop'] / seconds / 1e12:6.0f} TFLOP/s" if seconds else record["outcome"]
+            )
             print(
                 f"{case.name:26s} {record.get('region', ''):9s} {record['operator']:17s}"
                 f" {record['implementation']:18s} {rate} {record.get('problems', '')}",

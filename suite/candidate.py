@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
-import os
-import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +18,7 @@ from jagbench.inputs import Inputs
 from jagbench.spec import Operator
 from jagbench.suite import shapes
 from jagbench.suite.cases import Case
+from jagbench.suite.room import room_for
 from jagbench.suite.settings import Settings
 from jagbench.suite.zeros import strays
 
@@ -48,7 +45,7 @@ class Candidate:
 
     settings: Settings
     verdicts: dict[Case, Verdict] = field(default_factory=dict)
-    refuses_further: dict[str, bool] = field(default_factory=dict)
+    refuses_further: dict[tuple[str, torch.dtype], bool] = field(default_factory=dict)
 
     def run(self, inputs: Inputs, *, backward: bool = False) -> Outcome:
         """Call the implementation on a copy of the inputs. Unsupported: NotImplementedError."""
@@ -66,18 +63,18 @@ class Candidate:
         One that has no log-sum-exp is judged on the rest; that it has none is counted once
         (`test_outputs_have_the_pinned_shapes_and_dtypes`).
         """
-        name, further = inputs.operator.name, further_outputs(inputs.operator)
-        if name not in self.refuses_further:
+        # Asked in the dtype of the call: another dtype may be the one that kills the process.
+        key, further = (inputs.operator.name, inputs.dtype), further_outputs(inputs.operator)
+        if key not in self.refuses_further:
+            plain = shapes.attention(
+                inputs.operator, [2], dtype=inputs.dtype, device=self.settings.device
+            )
             try:
-                settings = self.settings
-                plain = shapes.attention(
-                    inputs.operator, [2], dtype=settings.main_dtype, device=settings.device
-                )
                 self.run(plain.with_options(**further))
-                self.refuses_further[name] = False
+                self.refuses_further[key] = False
             except Exception as error:
-                self.refuses_further[name] = isinstance(error, NotImplementedError)
-        return inputs if self.refuses_further[name] else inputs.with_options(**further)
+                self.refuses_further[key] = isinstance(error, NotImplementedError)
+        return inputs if self.refuses_further[key] else inputs.with_options(**further)
 
     def verdict(self, case: Case) -> Verdict:
         """Forward and backward on a workload, judged once and remembered.
@@ -89,6 +86,10 @@ class Candidate:
         return self.verdicts[case]
 
     def _verdict(self, case: Case) -> Verdict:
+        with room_for(case.elements, case.dtype, self.settings.device):
+            return self._judge(case)
+
+    def _judge(self, case: Case) -> Verdict:
         inputs = self.every_output(case.inputs(self.settings.device))
         given = inputs.clone()
         error: Exception | None = None

@@ -27,8 +27,6 @@ from jagbench.suite.cases import NAMES, Case
 from jagbench.suite.ledger import ACCURACIES, DATA, Ledger, canonical_id
 from jagbench.suite.settings import Settings, add_options, resolve
 
-pytest.register_assert_rewrite("jagbench.suite.shapes")
-
 SETTINGS = pytest.StashKey[Settings]()
 EXPECTED = pytest.StashKey[Sequence[expected.ExpectedFailure]]()
 

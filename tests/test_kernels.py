@@ -203,9 +203,7 @@ def test_compilation_meets_no_graph_break(operator: str) -> None:
 
 @pytest.mark.parametrize("operator", FUNCTIONS)
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (5, 2), "align": "start"}])
-def test_torch_counts_the_flops_of_visible_pairs(
-    operator: str, options: dict[str, object]
-) -> None:
+def test_torch_counts_the_flops_of_visible_pairs(operator: str, options: dict[str, object]) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     inputs = example(operator, **options)
@@ -222,9 +220,7 @@ def test_torch_counts_the_flops_of_visible_pairs(
 def test_short_keys_are_computed_in_full_whatever_the_hint_says() -> None:
     for operator in FUNCTIONS:
         inputs = example(operator)
-        hinted = run(
-            lambda *a, f=FUNCTIONS[operator], **kw: f(*a, **kw, max_k_len=16), inputs
-        )
+        hinted = run(lambda *a, f=FUNCTIONS[operator], **kw: f(*a, **kw, max_k_len=16), inputs)
         assert [a.name for a in judge(inputs, hinted) if not a.ok] == []
 
 

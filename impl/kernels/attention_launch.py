@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import triton
 from torch import Tensor
 
 from jagbench.impl.kernels.arguments import Geometry, kernel_layout

@@ -24,11 +24,12 @@ _GDPA_ROW: dict[Kernel, Kernel] = {
 
 #: Kernels whose registers are full of accumulators: they park some loop invariants (addresses,
 #: bounds) in local memory before the loop and only read them in it. Tiles without a spill were
-#: measured and are slower (dK/dV: 9 % and more on an H200). Bytes of stack a thread they may take.
+#: measured and are slower (dK/dV: 9 % and more on an H200). Bytes of stack a thread that these and,
+#: at window edges, the others may take.
 _PARKING: tuple[Kernel, ...] = (
     "key_value_gradient", "gdpa_key_value_gradient", "gdpa_short", "gdpa_short2",
 )  # fmt: skip
-_PARKED = 192
+_PARKED, _FEW = 256, 16
 
 _STRIDES = ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")
 _OFFSETS = ("q_offsets", "k_offsets")
@@ -37,7 +38,7 @@ _COUNTS = dict.fromkeys(("batch", "total_q", "total_k", "left", "right", "heads"
 
 
 def _pointers(dtype: str, *names: str) -> dict[str, str]:
-    return {name: f"*{dtype}" for name in names}
+    return dict.fromkeys(names, f"*{dtype}")
 
 
 def _tensors(dtype: str, tiles: tuple[str, ...]) -> dict[str, str]:
@@ -90,7 +91,7 @@ def _case(
         num_stages=config.num_stages,
         dtype=dtype,
         may_spill=ieee or dim > 128,
-        spill_limit=_PARKED if table in _PARKING else 0,
+        spill_limit=_PARKED if table in _PARKING else _FEW,
         architectures=architectures,
         **options,
     )

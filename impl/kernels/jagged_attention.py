@@ -233,6 +233,8 @@ def launch_forward(
         return out, lse, None
     # A descriptor ends with the tensor, not with the sequence: the last tile must be masked then.
     subtract = plain and schedule.variant != "v1" and descriptors is None
+    # In fp32 the guard would refuse half of the tiles: "auto" masks their edges at once.
+    subtract = subtract and not (schedule.variant == "auto" and q.dtype == torch.float32)
     redo = _redo_list(q, grid) if subtract else None
     masking = _SUBTRACT if subtract else _MASK_EDGES
     if schedule.variant == "v1":
@@ -464,7 +466,7 @@ def _(
     atomic = Schedule.decode(schedule).backward == "atomic"
     with_kv = needs[1] or (atomic and needs[0])
     return (
-        dq if needs[0] or needs[2] or with_kv and atomic else none,
+        dq if needs[0] or needs[2] or (with_kv and atomic) else none,
         dk if with_kv else none,
         dv if with_kv else none,
         bias.new_empty(bias.shape) if needs[2] and bias is not None else none,

@@ -29,9 +29,11 @@ from jagbench.impl.kernels.tiles import (
 )
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-#: Smallest share of the denominator that may be left after the subtraction: below it, fp32 has lost
-#: more than 10 of its 24 bits and the tile is computed again with a mask.
+#: Smallest share of the denominator that may be left after the subtraction, else the tile is
+#: computed again with a mask. What is left has lost that many of fp32's 24 bits: 10 leave more than
+#: a 16-bit result can hold, but an fp32 result can spare one.
 GUARD_RATIO: tl.constexpr = tl.constexpr(2.0**-10)
+GUARD_RATIO_FP32: tl.constexpr = tl.constexpr(0.5)
 
 
 @triton.jit
@@ -185,19 +187,20 @@ def _forward_tile(
         padded = (k_len + BLOCK_K - 1) // BLOCK_K * BLOCK_K - k_len
         kept = denominator - padded * tl.exp2(-maximum)
         kept = tl.where(padded > 0, kept, denominator)
-        lost = (kept < denominator * GUARD_RATIO) & (rows < q_len)
+        ratio: tl.constexpr = GUARD_RATIO_FP32 if DTYPE == tl.float32 else GUARD_RATIO
+        lost = (kept < denominator * ratio) & (rows < q_len)
         denominator = kept
         if tl.max(lost.to(tl.int32), 0) > 0:
             _leave(redo, sequence, block, head)
     _finish(
-        accumulator, denominator, maximum, out, lse, q_first, sequence, head, first_row, rows,
+        accumulator, denominator, maximum, out, lse, q_first, sequence, batch, head, first_row, rows,
         q_len, total_q, out_rows, heads, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
     )  # fmt: skip
 
 
 @triton.jit
 def _finish(
-    accumulator, denominator, maximum, out, lse, q_first, sequence, head, first_row, rows,
+    accumulator, denominator, maximum, out, lse, q_first, sequence, batch, head, first_row, rows,
     q_len, total_q, out_rows,
     heads, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr,
     SHARED_Q: tl.constexpr,
@@ -218,7 +221,9 @@ def _finish(
         round_to(accumulator, out.dtype.element_ty), BLOCK_Q, DV, BLOCK_DV,
     )  # fmt: skip
     lse_row = lse + head.to(tl.int64) * out_rows + out_first
-    tl.store(lse_row + rows, tl.where(empty, float("-inf"), logsumexp), mask=rows < q_len)
+    # A row that sees nothing has -inf; one past the last offset is padding, and 0.
+    nothing = tl.where(sequence < batch, float("-inf"), 0.0)
+    tl.store(lse_row + rows, tl.where(empty, nothing, logsumexp), mask=rows < q_len)
 
 
 # Counts change with every batch: they must not choose the compiled form.
@@ -317,7 +322,7 @@ def jagged_attention_short_keys_kernel(
                 denominator = tl.sum(weights, 1)
                 _finish(
                     dot(round_to(weights, DTYPE), v_tile), denominator, maximum, out, lse, q_first,
-                    sequence, head, first_row, first_row + tl.arange(0, BLOCK_Q), q_len, total_q,
+                    sequence, batch, head, first_row, first_row + tl.arange(0, BLOCK_Q), q_len, total_q,
                     out_rows, heads, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
                 )  # fmt: skip
         else:

@@ -1,8 +1,9 @@
-"""Numbers at which code breaks: past 2^31, past 2^15, and 0; all small enough for a CPU."""
+"""Numbers at which code breaks: past 2^31, past 2^15, and 0; on a CPU wherever it can be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -123,3 +124,81 @@ def test_scores_beyond_the_range_of_exp_are_ordinary_scores(
     # A score of 300 is itself rounded, once it is scaled for exp2: by 2^-16 in float32.
     allowed = (2.0**-12 + 2 * torch.finfo(inputs.dtype).eps) * float(values.abs().max())
     assert error <= allowed, f"off by {error:.3g}, allowed {allowed:.3g}"
+
+
+# Index width and launch limits at the sizes that showed the fault
+
+
+def _draw(
+    candidate: Candidate, operator: Operator, lengths: Sequence[int], **options: Any
+) -> Inputs:
+    settings = candidate.settings
+    options = {"dtype": settings.main_dtype, "device": settings.device, **options}
+    return candidate.every_output(shapes.attention(operator, lengths, **options))
+
+
+def _check_tiles(inputs: Inputs, times: int, candidate: Candidate, check: Check) -> None:
+    """The batch many times over: its first and last copies are right, all copies are bit-equal."""
+    many = repeatable(shapes.tiled(inputs, times))
+    outcome = candidate.run(many, backward=True)
+    batch = inputs.num_sequences
+    for copy in (0, times - 1):
+        part = range(copy * batch, (copy + 1) * batch)
+        rows = {n: many.cut_output(n.removeprefix("grad "), t, part) for n, t in outcome.items()}
+        check(inputs, rows)
+    for name, tensor in outcome.items():
+        copies = tensor.reshape(times, -1)
+        equal = torch.equal(copies, copies[:1].expand_as(copies))
+        assert equal, f"{name} is not the same for equal sequences"
+
+
+@pytest.mark.needs_gpu("2^31 elements of scratch")
+def test_a_batch_of_8300_single_tokens(
+    candidate: Candidate, operator: Operator, check: Check
+) -> None:
+    """A product of three 32-bit integers wrapped in the backward (flash-attention 2260, 1500)."""
+    inputs = _draw(candidate, operator, [1] * 83, heads=16, dim=128)
+    _check_tiles(inputs, 100, candidate, check)
+
+
+@pytest.mark.needs_gpu("4 GB of upstream gradient")
+def test_a_wide_view_of_the_upstream_gradient(candidate: Candidate, operator: Operator) -> None:
+    """Offset times row stride wrapped in 32 bits (flash-attention 2611)."""
+    lengths = [511] * 441  # 225,351 tokens; row 225,304 starts at element 2,191,757,312
+    inputs = repeatable(_draw(candidate, operator, lengths, dim=64, dtype=torch.bfloat16))
+    plain = candidate.run(inputs, backward=True)
+    assert inputs.upstream is not None
+    rows = inputs.upstream.shape[0]
+    wide = inputs.upstream.new_full((rows, 9728), math.nan)
+    wide[:, :128] = inputs.upstream.flatten(1)
+    view = wide.as_strided((rows, 2, 64), (9728, 64, 1))
+    odd = changes.floats(inputs, lambda _: view, names=("upstream",))
+    assert not differing(plain, candidate.run_in_place(odd, backward=True))
+
+
+@pytest.mark.needs_gpu("2^31 elements of every argument")
+def test_arguments_of_more_than_2_to_the_31_elements(
+    candidate: Candidate, operator: Operator, check: Check
+) -> None:
+    """Row times stride of a packed argument passes 32 bits: the last sequence is still right."""
+    inputs = _draw(candidate, operator, [500, 12, 512], heads=8, dim=128, dtype=torch.bfloat16)
+    _check_tiles(inputs, 2100, candidate, check)  # 2100 x 1024 x 1024 elements = 1.025 x 2^31
+
+
+@pytest.mark.needs_gpu("65,536 sequences")
+@pytest.mark.parametrize("sequences", [65_535, 65_536])
+def test_more_than_65535_sequences(
+    candidate: Candidate, operator: Operator, sequences: int, check: Check
+) -> None:
+    """The batch lay on a grid axis of 16 bits (flash-attention 1786, xformers 845)."""
+    batch = 51 if sequences == 65_535 else 64
+    inputs = _draw(candidate, operator, [16] * batch, heads=1, dim=64)
+    _check_tiles(inputs, sequences // batch, candidate, check)
+
+
+@pytest.mark.needs_gpu("1.1 billion pairs")
+def test_a_sequence_of_33728_zeros(candidate: Candidate, operator: Operator) -> None:
+    """A length cast to 16 bits made NaN (xformers 719)."""
+    inputs = _draw(candidate, operator, [33_728], dim=64)
+    zeros = changes.floats(inputs, torch.zeros_like, names=("q", "k", "v"))
+    assert (candidate.run(zeros)["out"] == 0).all()

@@ -233,7 +233,7 @@ MEMORY: tuple[Fault, ...] = (
     Fault(
         "memory:stops_at_65535_sequences",
         GDPA,
-        "test_known_faults.py::test_more_than_65535_sequences",
+        "test_limits.py::test_more_than_65535_sequences",
         parameter="gdpa-65536",
         needs_gpu="65,536 sequences take minutes on a CPU",
     ),
