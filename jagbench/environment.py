@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from jagbench.version import __version__
 class Environment:
     """What a reader must know to make a result again.
 
-    commit: of the checkout this package runs from, None for an installed wheel.
+    commit: of the checkout this package runs from; for a copy without git, what JAGBENCH_COMMIT
+        says; None for an installed wheel.
     dirty: whether tracked files differed from the commit.
     device: name of the accelerator, or the CPU's architecture; driver: version of its driver.
     """
@@ -76,7 +78,8 @@ def _driver() -> str | None:
 def _commit(root: Path) -> tuple[str | None, bool | None]:
     # An installed wheel may lie inside somebody else's checkout: only our own root counts.
     if not (root / "pyproject.toml").is_file() or not (root / ".git").exists():
-        return None, None
+        # A copy of a checkout on a machine without git is told which commit it is.
+        return os.environ.get("JAGBENCH_COMMIT"), None
     commit = _output(["git", "rev-parse", "HEAD"], root)
     status = _output(["git", "status", "--porcelain", "--untracked-files=no"], root)
     return (commit.strip() if commit else None), (None if status is None else bool(status.strip()))
