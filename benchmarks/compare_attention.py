@@ -243,6 +243,7 @@ def measure_case(case: Case, rounds: int, count: int) -> list[dict[str, object]]
 
 
 def main() -> None:
+    """Measure every case and append its records to the file asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out")
     parser.add_argument("--rounds", type=int, default=3)

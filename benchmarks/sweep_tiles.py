@@ -19,9 +19,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
-SHAPES = {
-    # name: batch, heads, head_dim, longest query, longest key, query fill < 1, key fill < 1
+#: Batch, heads, head_dim, longest query, longest key, query fill < 1, key fill < 1.
+Shape = tuple[int, int, int, int, int, bool, bool]
+#: q, k, v, upstream gradient, query and key offsets, query-key pairs.
+Data = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]
+
+SHAPES: dict[str, Shape] = {
     "self512_jagged": (1152, 4, 128, 512, 512, True, True),
     "self1024_jagged": (1152, 4, 128, 1024, 1024, True, True),
     "self2048_jagged": (1152, 4, 128, 2048, 2048, True, True),
@@ -67,8 +72,8 @@ def candidates() -> list[Candidate]:
     return found
 
 
-def draw(shape: tuple[int, int, int, int, int, bool, bool], batch: int | None = None):
-    """Random q, k, v, upstream gradient and offsets of a shape."""
+def draw(shape: Shape, batch: int | None = None) -> Data:
+    """Random q, k, v, upstream gradient and offsets of a shape, and its query-key pairs."""
     b, heads, dim, longest_q, longest_k, jagged_q, jagged_k = shape
     b = batch or b
     generator = torch.Generator().manual_seed(7)
@@ -80,21 +85,23 @@ def draw(shape: tuple[int, int, int, int, int, bool, bool], batch: int | None = 
 
     lq = lengths(longest_q, jagged_q)
     lk = lq if longest_q == longest_k and jagged_q else lengths(longest_k, jagged_k)
-    offsets = [torch.cat([torch.zeros(1, dtype=torch.int64), x.cumsum(0)]).cuda() for x in (lq, lk)]
+    q_offsets, k_offsets = (
+        torch.cat([torch.zeros(1, dtype=torch.int64), x.cumsum(0)]).cuda() for x in (lq, lk)
+    )
     q, k, v, g = (
         torch.randn(int(n.sum()), heads, dim, device="cuda", dtype=torch.bfloat16)
         for n in (lq, lk, lk, lq)
     )
-    return q, k, v, g, *offsets, int((lq * lk).sum())
+    return q, k, v, g, q_offsets, k_offsets, int((lq * lk).sum())
 
 
-def call(candidate: Candidate, data) -> Callable[[], object]:
+def call(candidate: Candidate, data: Data) -> Callable[[], object]:
     """The call to time, with everything it does not measure done beforehand."""
     from jagbench.impl.kernels import attention_launch as launch
     from jagbench.impl.kernels import gdpa as gdpa_module
-    from jagbench.impl.kernels import jagged_attention as jfa
     from jagbench.impl.kernels.activations import ACTIVATION_IDS
     from jagbench.impl.kernels.arguments import check_arguments
+    from jagbench.impl.kernels.jagged_attention_launch import LOG2E, launch_forward
     from jagbench.impl.kernels.tuning import Schedule, TileConfig
 
     q, k, v, g, q_offsets, k_offsets, _ = data
@@ -103,12 +110,12 @@ def call(candidate: Candidate, data) -> Callable[[], object]:
     mask = launch.Mask(-1, -1, False)
     if candidate.kernel == "softmax" and candidate.variant == "short":
         plan = Schedule("v2", forward=tiles)
-        return lambda: jfa.launch_forward(
+        return lambda: launch_forward(
             q, k, v, q_offsets, k_offsets, geometry, mask, launch.Bias(), 0.1, plan, max_k_len=64
         )
     if candidate.kernel == "softmax":
         plan = Schedule(candidate.variant, forward=tiles)
-        return lambda: jfa.launch_forward(
+        return lambda: launch_forward(
             q, k, v, q_offsets, k_offsets, geometry, mask, launch.Bias(), q.shape[2] ** -0.5, plan,
             max_k_len=1 << 30,
         )  # fmt: skip
@@ -123,17 +130,18 @@ def call(candidate: Candidate, data) -> Callable[[], object]:
             q, k, v, q_offsets, k_offsets, geometry, mask, tiles, act, scales, False
         )
     softmax = candidate.variant != "gdpa"
-    out, lse, _ = jfa.launch_forward(
+    out, lse, _ = launch_forward(
         q, k, v, q_offsets, k_offsets, geometry, mask, launch.Bias(), q.shape[2] ** -0.5, Schedule()
     )
+    for_query = candidate.kernel == "query_gradient"
     backward = launch.BackwardCall(
         geometry=geometry, mask=mask,
         schedule=Schedule(query_gradient=tiles, key_value_gradient=tiles),
         activation=launch.SOFTMAX_ID if softmax else ACTIVATION_IDS["fast_gelu"],
-        score_scale=q.shape[2] ** -0.5 * (jfa.LOG2E if softmax else 1.0),
+        score_scale=q.shape[2] ** -0.5 * (LOG2E if softmax else 1.0),
         grad_scale=q.shape[2] ** -0.5,
         statistics=launch.row_statistics(out, g, lse, None, q_offsets, k_offsets, geometry),
-        needs=launch.Needs(candidate.kernel == "query_gradient", candidate.kernel != "query_gradient"),
+        needs=launch.Needs(for_query, not for_query),
     )  # fmt: skip
     return lambda: launch.attention_backward(q, k, v, g, q_offsets, k_offsets, backward)
 
@@ -176,6 +184,7 @@ SHARE = {"softmax": 1.0, "gdpa": 1.0, "query_gradient": 1.0, "key_value_gradient
 
 
 def main() -> None:
+    """Compile, time and print what the command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out")
     parser.add_argument("--workers", type=int, default=12)

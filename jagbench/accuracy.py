@@ -21,7 +21,7 @@ from jagbench.execution import Outcome, run
 from jagbench.inputs import Inputs
 from jagbench.spec import PAIRS, SHARED
 
-#: Query-key pairs (visible or not) a slice of the truth may hold: bounds its float64 score matrices.
+#: Query-key pairs (visible or not) a slice of the truth may hold: bounds its float64 scores.
 PAIRS_PER_SLICE = 1 << 22
 #: The same on a GPU, which is idle between slices and has the room.
 PAIRS_PER_SLICE_GPU = 1 << 24
@@ -36,8 +36,8 @@ class Accuracy:
     name: "out", "lse", "grad q", ...
     error, allowed: normwise, ||x - truth|| and its budget.
     worst_error, worst_allowed: largest element of |x - truth| and its budget.
-    worst_index: index of that element; worst_sequence, worst_position: the sequence that holds it and
-        the row within that sequence (None for an argument shared by all sequences).
+    worst_index: index of that element; worst_sequence, worst_position: the sequence that holds it
+        and the row within that sequence (None for an argument shared by all sequences).
     bad_sequence: the sequence whose own normwise error is furthest over its budget, if any is.
     snr_db: 10 log10(||truth||^2 / ||x - truth||^2); inf for an exact result.
     naive_error: normwise error of the reference in the same dtype.
@@ -87,11 +87,20 @@ def judge(
         truth = run(operator.reference, piece.to(torch.float64), backward=backward)
         for name, meter in meters.items():
             meter.update(part, outcome[name], truth[name], naive[name])
+    verdicts = [meter.finish(outcome[name]) for name, meter in meters.items()]
+    over = [a.name for a in verdicts if not a.ok and a.name.startswith("grad ")]
+    if operator.uncancelled is None or not over:
+        return verdicts
+    for part in _slices(inputs, limit):
+        piece = inputs.select(part).to(torch.float64)
+        terms = run(operator.uncancelled, piece, backward=True)
+        for name in over:
+            meters[name].add_terms(part, terms[name])
     return [meter.finish(outcome[name]) for name, meter in meters.items()]
 
 
 def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
-    """Ranges of sequences that hold at most `limit` query-key pairs each (at least one sequence)."""
+    """Ranges of sequences with at most `limit` query-key pairs each (at least one sequence)."""
     bounds = inputs.pair_bounds()
     start, count = 0, len(bounds) - 1
     while start < count:
@@ -116,6 +125,10 @@ class _Meter:
     worst: tuple[int, tuple[int, ...]] | None = None
     sequences: list[tuple[float, float, float]] = field(default_factory=list)
     shared: dict[str, Tensor] = field(default_factory=dict)
+    settled: bool = False
+    terms_square: float = 0.0
+    terms_peak: float = 0.0
+    terms_sequences: list[float] = field(default_factory=list)
 
     @property
     def argument(self) -> str:
@@ -129,7 +142,7 @@ class _Meter:
         return self.inputs.layout_of(self.argument)
 
     def update(self, part: Sequence[int], value: Tensor, truth: Tensor, naive: Tensor) -> None:
-        """Account for one slice; shared arguments are summed over slices and compared at the end."""
+        """Account for one slice; shared arguments are summed over slices, compared at the end."""
         if self.layout == SHARED:
             for key, tensor in (("t", truth), ("n", naive)):
                 total = self.shared.get(key)
@@ -141,6 +154,17 @@ class _Meter:
             self.problem = f"shape {tuple(value.shape)}, want {want}"
             return
         self._add(self.inputs.cut_output(self.argument, value, part), truth, naive, part)
+
+    def add_terms(self, part: Sequence[int], terms: Tensor) -> None:
+        """Account for the size of the terms that cancel in a slice of this gradient.
+
+        For an argument shared by all sequences the sizes are added, not the terms.
+        """
+        sizes = terms.abs()
+        self.terms_square += float(sizes.square().sum())
+        self.terms_peak = max(self.terms_peak, float(sizes.max()) if sizes.numel() else 0.0)
+        if self.layout != SHARED:
+            self.terms_sequences += self._norms(sizes, part)
 
     def _rows(self) -> int:
         """Rows of the whole tensor, those past the last offset included."""
@@ -171,15 +195,18 @@ class _Meter:
 
     def _add_sequences(self, errors: Mapping[str, Tensor], part: Sequence[int]) -> None:
         """Normwise error, naive error and truth of every sequence of the slice."""
-        counts = self._rows_of(part)
-        norms = []
-        for key in ("e", "n", "t"):
-            rows = errors[key].shape[0]
-            flat = errors[key].reshape(rows, math.prod(errors[key].shape[1:])).square().sum(1)
-            total = torch.zeros(len(counts), dtype=torch.float64, device=flat.device)
-            index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-            norms.append(total.index_add_(0, index.to(flat.device), flat).sqrt().tolist())
+        norms = [self._norms(errors[key], part) for key in ("e", "n", "t")]
         self.sequences += list(zip(*norms, strict=True))
+
+    def _norms(self, values: Tensor, part: Sequence[int]) -> list[float]:
+        """Norm of every sequence of a slice."""
+        counts = torch.tensor(self._rows_of(part))
+        rows = values.shape[0]
+        flat = values.reshape(rows, math.prod(values.shape[1:])).square().sum(1)
+        total = torch.zeros(len(part), dtype=torch.float64, device=flat.device)
+        index = torch.repeat_interleave(torch.arange(len(part)), counts).to(flat.device)
+        norms: list[float] = total.index_add_(0, index, flat).sqrt().tolist()
+        return norms
 
     def _rows_of(self, part: Sequence[int]) -> list[int]:
         """Rows that each sequence of the slice has in this tensor."""
@@ -191,7 +218,8 @@ class _Meter:
 
     def finish(self, value: Tensor) -> Accuracy:
         """The verdict, once every slice is in."""
-        if self.layout == SHARED and self.shared:
+        if self.layout == SHARED and self.shared and not self.settled:
+            self.settled = True
             if value.shape != self.shared["t"].shape:
                 self.problem = f"shape {tuple(value.shape)}, want {tuple(self.shared['t'].shape)}"
             else:
@@ -200,8 +228,9 @@ class _Meter:
         multiple = budget.gradient if self.name.startswith("grad ") else budget.forward
         floor = self.floor
         norm = {key: math.sqrt(square) for key, square in self.squares.items()}
-        allowed = multiple * norm["n"] + floor * norm["t"]
-        worst_allowed = multiple * self.peaks["n"] + 2 * floor * self.peaks["t"]
+        allowed = multiple * norm["n"] + floor * _size(norm["t"], math.sqrt(self.terms_square))
+        worst_allowed = multiple * self.peaks["n"]
+        worst_allowed += 2 * floor * _size(self.peaks["t"], self.terms_peak)
         bad = self._bad_sequence(multiple, floor, norm)
         sequence, position, index = self._locate()
         problem = self.problem
@@ -225,14 +254,15 @@ class _Meter:
     def _bad_sequence(self, multiple: float, floor: float, norm: Mapping[str, float]) -> int | None:
         """The sequence furthest over twice its own budget.
 
-        A gradient may cancel to nearly nothing in one sequence (one visible key makes dq exactly 0),
-        so a share of the mean size of all sequences is allowed on top there.
+        A gradient may cancel to nearly nothing in one sequence (one visible key makes dq exactly
+        0), so a share of the mean size of all sequences is allowed on top there.
         """
         ordinary = norm["t"] / math.sqrt(max(1, sum(1 for s in self.sequences if s[2] > 0)))
         slack = 8 * floor * ordinary if self.name.startswith("grad ") else 0.0
         worst, over = None, 1.0
+        terms = self.terms_sequences or [0.0] * len(self.sequences)
         for sequence, (error, naive, truth) in enumerate(self.sequences):
-            allowed = 2 * (multiple * naive + 2 * floor * truth) + slack
+            allowed = 2 * (multiple * naive + 2 * floor * _size(truth, terms[sequence])) + slack
             ratio = error / allowed if allowed > 0 else (math.inf if error > 0 else 0.0)
             if not ratio <= over:
                 worst, over = sequence, ratio
@@ -270,8 +300,13 @@ def _verdict(
     return None
 
 
+def _size(truth: float, terms: float) -> float:
+    """What a floor is taken of: the truth, or its terms where those are 8 times as large."""
+    return truth if 8 * truth > terms else terms
+
+
 def _difference(value: Tensor, truth: Tensor) -> Tensor:
-    """|value - truth| in float64; equal infinities differ by 0, a NaN or a stray infinity by inf."""
+    """|value - truth| in float64; equal infinities differ by 0, a NaN or stray infinity by inf."""
     wide = value.to(torch.float64)
     gap = (wide - truth).abs()
     return torch.where(wide == truth, 0.0, torch.where(torch.isfinite(gap), gap, math.inf))

@@ -13,8 +13,8 @@ class BucketedBias:
     """A bias `table[bucket_ids[pair], head]` for every query-key pair.
 
     table: `[buckets, heads or 1]`, any float dtype; the differentiable part.
-    bucket_ids: `[sum of len_q * len_k]`, uint8, int16, int32 or int64, row-major per sequence in the
-        packing of a dense jagged bias, every value in `[0, buckets)`.
+    bucket_ids: `[sum of len_q * len_k]`, uint8, int16, int32 or int64, row-major per sequence in
+        the packing of a dense jagged bias, every value in `[0, buckets)`.
     """
 
     table: Tensor
@@ -30,7 +30,7 @@ def log_time_bucket(seconds: Tensor, buckets: int) -> Tensor:
     if buckets < 1:
         raise ValueError(f"buckets must be at least 1, got {buckets}")
     magnitude = seconds.abs().to(torch.float64).floor() + 1.0
-    # frexp returns a mantissa in [0.5, 1), so its exponent minus one is floor(log2) without rounding.
+    # frexp returns a mantissa in [0.5, 1), so its exponent minus one is floor(log2), unrounded.
     return (torch.frexp(magnitude).exponent.long() - 1).clamp(max=buckets - 1)
 
 

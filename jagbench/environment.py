@@ -18,8 +18,8 @@ from jagbench.version import __version__
 class Environment:
     """What a reader must know to make a result again.
 
-    commit: of the checkout this package runs from; for a copy without git, what JAGBENCH_COMMIT
-        says; None for an installed wheel.
+    commit: of the checkout this package runs from; for a copy without history, what
+        JAGBENCH_COMMIT says; None for an installed wheel.
     dirty: whether tracked files differed from the commit.
     device: name of the accelerator, or the CPU's architecture; driver: version of its driver.
     """
@@ -77,12 +77,13 @@ def _driver() -> str | None:
 
 def _commit(root: Path) -> tuple[str | None, bool | None]:
     # An installed wheel may lie inside somebody else's checkout: only our own root counts.
-    if not (root / "pyproject.toml").is_file() or not (root / ".git").exists():
-        # A copy of a checkout on a machine without git is told which commit it is.
+    known = (root / "pyproject.toml").is_file() and (root / ".git").exists()
+    commit = _output(["git", "rev-parse", "HEAD"], root) if known else None
+    if commit is None:
+        # A copy of a checkout without its history is told which commit it is.
         return os.environ.get("JAGBENCH_COMMIT"), None
-    commit = _output(["git", "rev-parse", "HEAD"], root)
     status = _output(["git", "status", "--porcelain", "--untracked-files=no"], root)
-    return (commit.strip() if commit else None), (None if status is None else bool(status.strip()))
+    return commit.strip(), (None if status is None else bool(status.strip()))
 
 
 def _output(command: list[str], folder: Path | None) -> str | None:

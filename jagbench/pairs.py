@@ -60,5 +60,5 @@ def _sum_clamped(first: Tensor, count: Tensor, limit: Tensor) -> Tensor:
 
 
 def attention_flops(pairs: int, heads: int, qk_dim: int, v_dim: int) -> int:
-    """FLOP of one forward pass: 2 (qk_dim + v_dim) a head and visible pair (4 d where they agree)."""
+    """FLOP of a forward pass: 2 (qk_dim + v_dim) a head and visible pair (4 d where they agree)."""
     return 2 * heads * (qk_dim + v_dim) * pairs

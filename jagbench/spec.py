@@ -62,6 +62,9 @@ class Operator:
     backward_flops_ratio: kernel FLOP of the backward over the forward (2.5: scores are recomputed);
         the model FLOP of MFU count 2.
     paper: where the operator is defined.
+    uncancelled: a function of the same signature whose gradients have the size of the terms that
+        cancel in the operator's own; None if nothing cancels. Where a gradient is over its budget,
+        the floor is taken of that size too: no kernel can be nearer than the rounding of its terms.
     approximation: relative error that the inputs' named approximations (a hardware tanh) state for
         themselves; the judge adds it, four times, to the floor.
     """
@@ -76,6 +79,7 @@ class Operator:
     paper: str
     budget: Budget = Budget()
     approximation: Callable[[Inputs], float] = exact
+    uncancelled: Callable[..., Any] | None = None
     backward_flops_ratio: float = 2.5
     model_backward_flops_ratio: float = 2.0
 

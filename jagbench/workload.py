@@ -12,7 +12,8 @@ import torch
 
 from jagbench.inputs import Inputs
 
-#: Raise when the same recipe and seed begin to give other bytes: old and new results then differ in digest.
+#: Raise when the same recipe and seed begin to give other bytes: old and new results then differ
+#: in digest.
 GENERATOR_VERSION = 1
 
 #: Purposes a workload can serve, smallest first.
@@ -20,7 +21,7 @@ PURPOSES = ("smoke", "conformance", "full")
 
 
 class Recipe(Protocol):
-    """How a workload's inputs are drawn. Implemented by frozen dataclasses (hashed field by field)."""
+    """How a workload's inputs are drawn: frozen dataclasses, hashed field by field."""
 
     def draw(self, seed: int, dtype: torch.dtype, device: torch.device, upstream: bool) -> Inputs:
         """Inputs for a seed; the same bytes on every machine."""
@@ -78,7 +79,7 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """Hash of everything that decides the bytes: recipe, seed, drawn lengths, generator version.
+        """Hash of all that decides the bytes: recipe, seed, drawn lengths, generator version.
 
         16 hex digits of SHA-256. The name is left out: a renamed workload is the same workload.
         """

@@ -57,9 +57,58 @@ def jagged_attention(
     last offset are 0, in lse too; a row that sees no key has out 0, lse -inf and gradient 0.
     Raises ValueError for arguments that do not fit, with their numbers.
     """
+    return _over_sequences(
+        q, k, v, q_offsets, k_offsets, (causal, align, window), scale, bias,
+        (max_q_len, max_k_len), return_lse, constant_normaliser=False,
+    )  # fmt: skip
+
+
+def uncancelled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    align: Align = "end",
+    window: Window | None = None,
+    bias: Tensor | BucketedBias | None = None,
+    max_q_len: int | None = None,
+    max_k_len: int | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The same outputs; gradients as if the normaliser were a constant.
+
+    They hold P dP where the true ones hold P (dP - D): the size of the two terms whose difference
+    every kernel takes, each rounded. With one visible key that difference is exactly 0.
+    """
+    return _over_sequences(
+        q, k, v, q_offsets, k_offsets, (causal, align, window), scale, bias,
+        (max_q_len, max_k_len), return_lse, constant_normaliser=True,
+    )  # fmt: skip
+
+
+def _over_sequences(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    mask: tuple[bool, Align, Window | None],
+    scale: float | None,
+    bias: Tensor | BucketedBias | None,
+    longest: tuple[int | None, int | None],
+    return_lse: bool,
+    constant_normaliser: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The loop over sequences; arguments as `jagged_attention`."""
+    causal, align, window = mask
     arguments.check_values(q, k, v)
     arguments.check_mask(causal, align, window)
-    q_lengths, k_lengths = arguments.both_lengths(q, k, q_offsets, k_offsets, max_q_len, max_k_len)
+    q_lengths, k_lengths = arguments.both_lengths(q, k, q_offsets, k_offsets, *longest)
     pairs = [m * n for m, n in zip(q_lengths, k_lengths, strict=True)]
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     total_q, total_k = sum(q_lengths), sum(k_lengths)
@@ -76,7 +125,9 @@ def jagged_attention(
     lses = [outs[0][..., 0].to(_wide(q.dtype))]
     for i, (m, n) in enumerate(zip(q_lengths, k_lengths, strict=True)):
         seen = arguments.visible(m, n, causal, align, window, q.device)
-        out, lse = _attend(queries[i], keys[i], values[i], seen, scale, biases[i])
+        out, lse = _attend(
+            queries[i], keys[i], values[i], seen, scale, biases[i], constant_normaliser
+        )
         outs.append(out[None] if dense else out)
         lses.append(lse[None] if dense else lse)
     if not dense:
@@ -87,7 +138,13 @@ def jagged_attention(
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor,
+    scale: float,
+    bias: Tensor | None,
+    constant_normaliser: bool,
 ) -> tuple[Tensor, Tensor]:
     """Out `[m, heads, dv]` and lse `[m, heads]` of one sequence; seen bool `[m, n]`."""
     group = q.shape[1] // k.shape[1]
@@ -103,6 +160,8 @@ def _attend(
     scores = torch.where(some, scores, 0.0)
     weights = torch.where(some, torch.softmax(scores, -1), 0.0)
     lse = torch.logsumexp(scores.to(_wide(scores.dtype)), -1).masked_fill(~some[..., 0], -math.inf)
+    if constant_normaliser:
+        weights = torch.where(seen, weights.detach() * torch.exp(scores - scores.detach()), 0.0)
     return (weights.to(v.dtype) @ v).transpose(0, 1), lse.to(_wide(q.dtype)).T
 
 
@@ -136,5 +195,6 @@ JAGGED_ATTENTION = Operator(
     differentiable=("q", "k", "v", "bias", "bias.table"),
     flops=jagged_attention_flops,
     bytes_moved=jagged_attention_bytes,
+    uncancelled=uncancelled,
     paper="arXiv 2409.15373",
 )

@@ -51,8 +51,7 @@ def attention(
         "k_offsets": offsets(k_lengths, device),
     }
     known = record.signature.parameters
-    unknown = set(options) - set(known)
-    if unknown:
+    if unknown := set(options) - set(known):
         raise ValueError(f"{record.name} has no options {sorted(unknown)}")
     required = {n: v for n, v in REQUIRED.items() if n in known}
     upstream = draw(sum(q_lengths), heads, v_dim)

@@ -18,8 +18,8 @@ WARNINGS = (
     "error",
     # pytest-benchmark says so under xdist; nothing here is timed.
     "ignore:Benchmarks are automatically disabled",
-    # Triton's interpreter computes with numpy, which warns of what a GPU does silently: inf - inf in
-    # a lane that is masked afterwards, exp2 out of range. Results are judged, not these.
+    # Triton's interpreter computes with numpy, which warns of what a GPU does silently: inf - inf
+    # in a lane that is masked afterwards, exp2 out of range. Results are judged, not these.
     "ignore::RuntimeWarning:triton.runtime.interpreter",
 )
 

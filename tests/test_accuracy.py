@@ -6,6 +6,7 @@ from oracles import Case, call_of
 
 from jagbench.accuracy import judge
 from jagbench.execution import run
+from jagbench.inputs import Inputs
 from jagbench.reference import OPERATORS
 
 CASES = {
@@ -205,3 +206,22 @@ def test_a_forward_only_outcome_is_judged_forward_only():
     inputs = call_of(CASES["jagged"], "jagged_attention", torch.float32)
     verdicts = judged(inputs, run(inputs.operator.reference, inputs))
     assert list(verdicts) == ["out"]
+
+
+def one_token_sequences(dtype: torch.dtype) -> Inputs:
+    """Softmax over one key: the gradients of q and k are exactly 0."""
+    generator = torch.Generator().manual_seed(4)
+    q, k, v, g = (torch.randn(9, 2, 16, generator=generator).to(dtype) for _ in range(4))
+    offsets = torch.arange(10, dtype=torch.int32)
+    arguments = {"q": q, "k": k, "v": v, "q_offsets": offsets, "k_offsets": offsets}
+    return Inputs(OPERATORS["jagged_attention"], arguments, {}, g)
+
+
+def test_a_gradient_that_cancels_to_zero_may_have_the_rounding_of_its_terms() -> None:
+    inputs = one_token_sequences(torch.bfloat16)
+    outcome = dict(run(inputs.operator.reference, inputs, backward=True))
+    terms = run(inputs.operator.uncancelled, inputs, backward=True)
+    outcome["grad q"] = (terms["grad q"] * 2**-9).to(torch.bfloat16)
+    assert all(a.ok for a in judge(inputs, outcome))
+    outcome["grad q"] = (terms["grad q"] * 2**-5).to(torch.bfloat16)
+    assert [a.name for a in judge(inputs, outcome) if not a.ok] == ["grad q"]

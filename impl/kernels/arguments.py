@@ -14,7 +14,7 @@ LARGEST_ROW_STRIDE = 1 << 23
 _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 # Offsets already found well-formed, with the tensor version that was looked at. A tensor is looked
-# at once, because looking at device memory stops the stream; one changed in place is looked at again.
+# at once, because looking at device memory stops the stream; one changed in place, once more.
 _checked_offsets = WeakTensorKeyDictionary()
 
 
@@ -63,7 +63,8 @@ def check_arguments(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(
-                f"{operator}: {name} must be [rows, heads, head_dim], got shape {tuple(tensor.shape)}"
+                f"{operator}: {name} must be [rows, heads, head_dim], got shape "
+                f"{tuple(tensor.shape)}"
             )
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _FLOAT_TYPES:
         raise ValueError(

@@ -356,7 +356,7 @@ def query_gradient_kernel(
     BIAS_GRADIENT: tl.constexpr, ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr,
     SHARED_Q: tl.constexpr,
 ):  # fmt: skip
-    """dQ: one program a query tile and head. A shared query gets one dQ a sequence, summed later."""
+    """dQ: one program a query tile and head. A shared query gets a dQ a sequence, summed later."""
     item = tl.program_id(0)
     head = item % heads
     sequence = tl.load(tile_sequence + item // heads)
@@ -408,14 +408,15 @@ def query_gradient_kernel(
         TAIL: tl.constexpr = HAS_RIGHT or BIAS != 0
         if HAS_LEFT:
             dq_sum, bucket_sums = _query_loop(
-                dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, lo, full_lo, k_base, v_base, rows,
-                k_row, v_row, q_len, k_len, shift, left, right, score_scale,
+                dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, lo, full_lo,
+                k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right, score_scale,
                 bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head,
                 activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
                 BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION, ACTIVATION_SET, True,
             )  # fmt: skip
         dq_sum, bucket_sums = _query_loop(
-            dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, full_lo, full_hi if TAIL else hi,
+            dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, full_lo,
+            full_hi if TAIL else hi,
             k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right, score_scale,
             bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head,
             activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
@@ -423,8 +424,8 @@ def query_gradient_kernel(
         )  # fmt: skip
         if TAIL:
             dq_sum, bucket_sums = _query_loop(
-                dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, full_hi, hi, k_base, v_base, rows,
-                k_row, v_row, q_len, k_len, shift, left, right, score_scale,
+                dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, full_hi, hi,
+                k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right, score_scale,
                 bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head,
                 activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
                 BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION, ACTIVATION_SET, True,

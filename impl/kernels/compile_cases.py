@@ -33,7 +33,7 @@ _PARKED, _FEW = 256, 16
 
 _STRIDES = ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")
 _OFFSETS = ("q_offsets", "k_offsets")
-_WINDOW = {"HAS_LEFT": True, "HAS_RIGHT": True, "ALIGN_END": True}
+_WINDOW: dict[str, Any] = {"HAS_LEFT": True, "HAS_RIGHT": True, "ALIGN_END": True}
 _COUNTS = dict.fromkeys(("batch", "total_q", "total_k", "left", "right", "heads", "group"), "i32")
 
 
@@ -200,7 +200,7 @@ def _gradient(
     )  # fmt: skip
 
 
-_CAUSAL = {"HAS_RIGHT": True, "ALIGN_END": True}
+_CAUSAL: dict[str, Any] = {"HAS_RIGHT": True, "ALIGN_END": True}
 _SUBTRACT, _EDGES, _EVERY = 2, 1, 0
 
 CASES: tuple[CompileCase, ...] = (

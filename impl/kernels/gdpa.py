@@ -79,7 +79,7 @@ def gdpa(
         raise ValueError(f"{NAME}: deterministic=True cannot be kept with backward='atomic'")
     q, k, v = cast_for_autocast(q, k, v)
     check_arguments(NAME, q, k, v, q_offsets, k_offsets)
-    return torch.ops.jagbench.gdpa_forward(  # type: ignore[no-any-return]
+    return torch.ops.jagbench.gdpa_forward(
         q, k, v, q_offsets, k_offsets, _activation_codes(activation, q.shape[1]),
         float(pre_scale), float(post_scale), left, right, align_end,
         -1 if max_k_len is None else int(max_k_len), schedule.encode(),

@@ -35,7 +35,7 @@ def _weights(
     ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """act of a tile of scores, 0 where a pair is masked (after the activation: act(0) may not be 0)."""
+    """act of a tile of scores; masked pairs are set to 0 afterwards, as act(0) may not be 0."""
     if ACTIVATION == PER_HEAD:
         weights = activate_dynamic(scores, activation_id, ACTIVATION_SET)
     else:

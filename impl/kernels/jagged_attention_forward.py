@@ -126,7 +126,7 @@ def _forward_tile(
     BIAS: tl.constexpr, MASKING: tl.constexpr, SHARED_Q: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of query rows of one sequence and head. MASKING: 0 every tile, 1 edges, 2 subtract."""
+    """A query tile of one sequence and head. MASKING: 0 every tile, 1 edges, 2 subtract."""
     DTYPE: tl.constexpr = out.dtype.element_ty
     q_first, q_len = tile_rows(q_offsets, sequence, batch, total_q, SHARED_Q)
     k_first, k_len = other_rows(k_offsets, sequence, batch, total_k, False)
@@ -193,8 +193,8 @@ def _forward_tile(
         if tl.max(lost.to(tl.int32), 0) > 0:
             _leave(redo, sequence, block, head)
     _finish(
-        accumulator, denominator, maximum, out, lse, q_first, sequence, batch, head, first_row, rows,
-        q_len, total_q, out_rows, heads, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
+        accumulator, denominator, maximum, out, lse, q_first, sequence, batch, head, first_row,
+        rows, q_len, total_q, out_rows, heads, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
     )  # fmt: skip
 
 
@@ -322,8 +322,8 @@ def jagged_attention_short_keys_kernel(
                 denominator = tl.sum(weights, 1)
                 _finish(
                     dot(round_to(weights, DTYPE), v_tile), denominator, maximum, out, lse, q_first,
-                    sequence, batch, head, first_row, first_row + tl.arange(0, BLOCK_Q), q_len, total_q,
-                    out_rows, heads, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
+                    sequence, batch, head, first_row, first_row + tl.arange(0, BLOCK_Q), q_len,
+                    total_q, out_rows, heads, DV, BLOCK_DV, BLOCK_Q, SHARED_Q,
                 )  # fmt: skip
         else:
             for first_row in tl.range(start, stop, BLOCK_Q):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,8 +75,9 @@ class Schedule:
         return Schedule(_VARIANTS[code[0]], _FORMS[code[1]], *configs)
 
 
-#: Kernels that have a row in the table. `softmax_tma` is v3 with descriptors; `_short` keep keys on
-#: chip (`_short2`: two tiles of them); `_long` and `_few` are for long key sides and few query rows.
+#: Kernels that have a row in the table. `softmax_tma` is v3 with descriptors; `_short` keep keys
+#: on chip (`_short2`: two tiles of them); `_long` and `_few` are for long key sides and few query
+#: rows.
 Kernel = Literal[
     "softmax", "softmax_tma", "softmax_short", "gdpa", "gdpa_short", "gdpa_short2",
     "query_gradient", "query_gradient_few", "gdpa_query_gradient",
@@ -197,4 +198,6 @@ def _smaller(kernel: Kernel, tiles: TileConfig) -> TileConfig:
 @cache
 def _shared_memory(device: int) -> int:
     """Bytes of shared memory that a program may use on a GPU."""
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    # torch's stub lacks the field.
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from jagbench.inputs import Inputs
 from jagbench.spec import Operator
 from jagbench.suite import changes, shapes
 from jagbench.suite.candidate import Candidate, differing, option_names, repeatable
+from jagbench.suite.room import room_for
 
 Check = Callable[[Inputs, Outcome], None]
 
@@ -129,6 +130,13 @@ def test_scores_beyond_the_range_of_exp_are_ordinary_scores(
 # Index width and launch limits at the sizes that showed the fault
 
 
+@pytest.fixture
+def whole_gpu(candidate: Candidate) -> Iterator[None]:
+    """The GPU's memory for this test alone: other workers of the session wait."""
+    with room_for(2**40, torch.float32, candidate.settings.device):
+        yield
+
+
 def _draw(
     candidate: Candidate, operator: Operator, lengths: Sequence[int], **options: Any
 ) -> Inputs:
@@ -152,6 +160,7 @@ def _check_tiles(inputs: Inputs, times: int, candidate: Candidate, check: Check)
         assert equal, f"{name} is not the same for equal sequences"
 
 
+@pytest.mark.usefixtures("whole_gpu")
 @pytest.mark.needs_gpu("2^31 elements of scratch")
 def test_a_batch_of_8300_single_tokens(
     candidate: Candidate, operator: Operator, check: Check
@@ -161,6 +170,7 @@ def test_a_batch_of_8300_single_tokens(
     _check_tiles(inputs, 100, candidate, check)
 
 
+@pytest.mark.usefixtures("whole_gpu")
 @pytest.mark.needs_gpu("4 GB of upstream gradient")
 def test_a_wide_view_of_the_upstream_gradient(candidate: Candidate, operator: Operator) -> None:
     """Offset times row stride wrapped in 32 bits (flash-attention 2611)."""
@@ -176,6 +186,7 @@ def test_a_wide_view_of_the_upstream_gradient(candidate: Candidate, operator: Op
     assert not differing(plain, candidate.run_in_place(odd, backward=True))
 
 
+@pytest.mark.usefixtures("whole_gpu")
 @pytest.mark.needs_gpu("2^31 elements of every argument")
 def test_arguments_of_more_than_2_to_the_31_elements(
     candidate: Candidate, operator: Operator, check: Check
@@ -196,6 +207,7 @@ def test_more_than_65535_sequences(
     _check_tiles(inputs, sequences // batch, candidate, check)
 
 
+@pytest.mark.usefixtures("whole_gpu")
 @pytest.mark.needs_gpu("1.1 billion pairs")
 def test_a_sequence_of_33728_zeros(candidate: Candidate, operator: Operator) -> None:
     """A length cast to 16 bits made NaN (xformers 719)."""
