@@ -86,7 +86,7 @@ class Candidate:
         return self.verdicts[case]
 
     def _verdict(self, case: Case) -> Verdict:
-        with room_for(case.elements, case.dtype, self.settings.device):
+        with room_for(case.memory, self.settings.device):
             return self._judge(case)
 
     def _judge(self, case: Case) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from jagbench import workloads
+from jagbench.accuracy import PAIRS_PER_SLICE_GPU
 from jagbench.inputs import Inputs
 from jagbench.reference import OPERATORS
 from jagbench.spec import Operator
@@ -37,12 +39,20 @@ class Case:
         return OPERATORS[self.workload.operator]
 
     @property
-    def elements(self) -> int:
-        """Rough size: elements of the largest argument, or 0 if the recipe does not tell widths."""
+    def memory(self) -> float:
+        """Bytes that judging this case takes at most, roughly; 0 if the recipe tells no widths.
+
+        The call: arguments, their copy, outputs, gradients, and as much again for the kernels'
+        needs. The truth: float64 matrices of the pairs of a slice, or of the longest sequence.
+        """
         recipe = self.workload.recipe
-        width = getattr(recipe, "heads", 0) * getattr(recipe, "qk_dim", 0)
-        lengths = recipe.lengths(self.workload.seed).values()
-        return width * max((sum(rows) for rows in lengths), default=0)
+        heads = getattr(recipe, "heads", 0)
+        lengths = list(recipe.lengths(self.workload.seed).values())
+        rows = max((sum(each) for each in lengths), default=0)
+        longest = max((math.prod(pair) for pair in zip(*lengths, strict=True)), default=0)
+        pairs = min(max(longest, PAIRS_PER_SLICE_GPU), sum(map(sum, lengths)) ** 2)
+        call = 16 * self.dtype.itemsize * rows * heads * getattr(recipe, "qk_dim", 0)
+        return float(call + 12 * 8 * heads * pairs)
 
     def inputs(self, device: torch.device) -> Inputs:
         """The drawn inputs, with an upstream gradient."""

@@ -6,6 +6,7 @@ Loaded by `suite/conftest.py` from a clone, by `-p jagbench.suite.plugin` from a
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import traceback
 import warnings
@@ -233,7 +234,20 @@ def pytest_runtest_makereport(
     report.user_properties = [*report.user_properties, (DATA, data)]
     if report.failed:
         report.sections.append(("jagbench", _help(item)))
+    if error is not None:
+        _let_go(error, item.config.stash[SETTINGS])
     return report
+
+
+def _let_go(error: BaseException, settings: Settings) -> None:
+    """Drop the tensors that a failure's frames hold: pytest keeps the last traceback alive."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
+    if settings.device.type != "cpu":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _leave_if_device_is_lost(settings: Settings) -> None:

@@ -8,6 +8,7 @@ a worker dies, however it dies.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import tempfile
 import time
@@ -19,27 +20,26 @@ from typing import IO
 import torch
 
 #: Slots a GPU's memory is divided into.
-SLOTS = 8
-#: Copies of its largest argument a judged call holds at most: arguments, their copy, outputs,
-#: gradients, and what an implementation needs besides.
-COPIES = 14
+SLOTS = 32
+#: Share of the memory that is shared out; the rest is for contexts, compiled kernels, fragments.
+SHARED_OUT = 0.8
+#: Bytes below which a call does not wait.
+SMALL = 1 << 27
 
 
 @contextmanager
-def room_for(elements: int, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Within: memory for a call whose largest argument has so many elements.
+def room_for(memory: float, device: torch.device) -> Iterator[None]:
+    """Within: room on a GPU for a call that needs `memory` bytes (as much as there is, at most).
 
-    A call that needs less than a quarter of a slot does not wait. Unused memory goes back to the
-    device at the end, or a worker would keep what others wait for.
+    Unused memory goes back to the device at the end, or a worker would keep what others wait for.
     """
     if device.type != "cuda":
         yield
         return
-    slot = torch.cuda.get_device_properties(device).total_memory / SLOTS
-    need = elements * dtype.itemsize * COPIES / slot
+    slot = SHARED_OUT * torch.cuda.get_device_properties(device).total_memory / SLOTS
     with ExitStack() as held:
-        if need > 0.25:
-            _take(min(SLOTS, max(1, round(need))), held)
+        if memory > SMALL:
+            _take(min(SLOTS, math.ceil(memory / slot)), held)
         try:
             yield
         finally:
