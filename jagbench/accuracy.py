@@ -294,6 +294,8 @@ class _Meter:
 def _verdict(
     error: float, allowed: float, worst: float, worst_allowed: float, bad: int | None
 ) -> str | None:
+    if error == math.inf:
+        return "not finite where the truth is"
     if not error <= allowed:
         return f"normwise error {error:.3e} is over its budget {allowed:.3e}"
     if not worst <= worst_allowed:

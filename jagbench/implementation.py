@@ -42,7 +42,7 @@ class Implementation:
 def load(name: str) -> Implementation:
     """Load an implementation by entry-point name, module path, or `module:attribute`.
 
-    Raises ValueError naming the known entry points if nothing answers to `name`. An import error
+    Raises ValueError if nothing answers to `name`, with the known entry points. An import error
     from inside the module is passed on unchanged: it is the implementer's to see.
     """
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
@@ -61,7 +61,10 @@ def load(name: str) -> Implementation:
             f"{ENTRY_POINT_GROUP} (known: {', '.join(known) or 'none'})"
         ) from error
     for part in filter(None, attribute.split(".")):
-        namespace = getattr(namespace, part)
+        try:
+            namespace = getattr(namespace, part)
+        except AttributeError as error:
+            raise ValueError(f"--impl={name}: {error}") from error
     return Implementation(name, namespace, _version(module_name, namespace))
 
 

@@ -108,6 +108,11 @@ def behind(offsets: Tensor) -> Tensor:
     return torch.cat([offsets, huge])[: offsets.numel()]
 
 
+def column(offsets: Tensor) -> Tensor:
+    """The same offsets, as a column of a matrix; read as if contiguous, each is there twice."""
+    return torch.stack([offsets, offsets], 1)[:, 0]
+
+
 def permute_keys(inputs: Inputs, generator: torch.Generator) -> Inputs:
     """The keys of every sequence in another order, with their values (no mask, no bias)."""
     layout = inputs.layout_of("k")

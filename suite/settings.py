@@ -90,7 +90,7 @@ def add_options(parser: pytest.Parser) -> None:
 def resolve(config: pytest.Config) -> Settings:
     """Settings of a session. Raises pytest.UsageError for options that name nothing."""
     option = config.option
-    device = torch.device(option.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(option.device)
     use_interpreter(device)
     purpose = option.purpose or ("smoke" if device.type == "cpu" else "conformance")
     operators = _operators(option.operator)
@@ -110,6 +110,20 @@ def resolve(config: pytest.Config) -> Settings:
         isolate=bool(option.isolate),
         replayed=replayed,
     )
+
+
+def _device(name: str | None) -> torch.device:
+    """The device asked for, or the one there is. Raises pytest.UsageError for one that is not."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise pytest.UsageError(f"--device={name}: {error}") from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise pytest.UsageError(f"--device={name}: torch sees {count or 'no'} GPU here")
+    return device
 
 
 def use_interpreter(device: torch.device) -> None:

@@ -225,3 +225,14 @@ def test_a_gradient_that_cancels_to_zero_may_have_the_rounding_of_its_terms() ->
     assert all(a.ok for a in judge(inputs, outcome))
     outcome["grad q"] = (terms["grad q"] * 2**-5).to(torch.bfloat16)
     assert [a.name for a in judge(inputs, outcome) if not a.ok] == ["grad q"]
+
+
+def test_an_infinite_budget_excuses_no_nan() -> None:
+    """A naive run that overflows sets no bound; what is not finite is wrong all the same."""
+    inputs = one_token_sequences(torch.float16)
+    inputs = inputs.replace(v=torch.full_like(inputs.arguments["v"], 6e4))
+    inputs = inputs.with_options(scale=1.0)
+    outcome = dict(run(inputs.operator.reference, inputs))
+    outcome["out"] = torch.full_like(outcome["out"], float("nan"))
+    (verdict,) = judge(inputs, outcome)
+    assert verdict.problem == "not finite where the truth is"

@@ -62,6 +62,11 @@ def test_an_unknown_name_lists_what_is_known():
         load("jagbench.no_such")
 
 
+def test_an_object_that_is_not_in_the_module_is_named():
+    with pytest.raises(ValueError, match=r"--impl=jagbench.reference:Fast.*no attribute 'Fast'"):
+        load("jagbench.reference:Fast")
+
+
 def test_an_import_error_inside_the_module_is_the_implementers_to_see(module):
     with pytest.raises(ModuleNotFoundError, match="a_library_that_is_absent"):
         load(module("broken_kernels", "import a_library_that_is_absent\n"))

@@ -240,6 +240,85 @@ def test_rows_past_the_last_offset_and_empty_sequences_are_written() -> None:
     assert bool((lse[blind] == -math.inf).all())
 
 
+def column_of_a_matrix(offsets: Tensor) -> Tensor:
+    """The same offsets with other numbers between them in memory."""
+    matrix = torch.full((offsets.numel(), 3), 7, dtype=offsets.dtype, device=offsets.device)
+    matrix[:, 1] = offsets
+    return matrix[:, 1]
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+def test_offsets_that_are_not_contiguous_mean_what_their_copies_mean(operator: str) -> None:
+    inputs = example(operator, causal=True)
+    odd = {n: column_of_a_matrix(inputs.arguments[n]) for n in ("q_offsets", "k_offsets")}
+    assert problems(inputs.replace(**odd), Schedule()) == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_bias_of_minus_infinity_hides_pairs_tiles_and_rows(schedule: Schedule) -> None:
+    inputs = example("jagged_attention")
+    pairs = [a * b for a, b in zip(Q_LENGTHS, K_LENGTHS, strict=True)]
+    bias = torch.zeros(sum(pairs), 2, device=DEVICE)
+    long = bias[sum(pairs[:3]) : sum(pairs[:4])].view(130, 100, 2)
+    long[:20, :66] = -math.inf  # more than the first tile of keys
+    long[20:40, 0] = -math.inf
+    long[50] = -math.inf
+    inputs = dataclasses.replace(inputs, arguments={**inputs.arguments, "bias": bias})
+    assert problems(inputs.with_options(return_lse=True), schedule) == []
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+def test_inference_mode_computes_the_same(operator: str) -> None:
+    inputs = example(operator)
+    expected = inputs.call(FUNCTIONS[operator])
+    with torch.inference_mode():
+        drawn = inputs.clone()
+        assert torch.equal(drawn.call(FUNCTIONS[operator]), expected)
+        drawn.arguments["k_offsets"][1] = 10_000
+        with pytest.raises(ValueError, match="10000"):
+            drawn.call(FUNCTIONS[operator])
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+def test_float64_is_unsupported_and_not_malformed(operator: str) -> None:
+    with pytest.raises(NotImplementedError, match="float64"):
+        example(operator).to(torch.float64).call(FUNCTIONS[operator])
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("k_offsets", None, "k_offsets must be a tensor, got NoneType"),
+        ("q_offsets", [0, 4], "q_offsets must be a tensor, got list"),
+        ("v", None, "v must be a tensor, got NoneType"),
+        ("q", torch.zeros(5, 0, 32, device=DEVICE), "1 key heads do not divide 0"),
+    ],
+    ids=["no-k-offsets", "a-list", "no-v", "no-heads"],
+)
+def test_what_is_no_tensor_or_has_no_heads_is_refused(
+    operator: str, name: str, value: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        example(operator).replace(**{name: value}).call(FUNCTIONS[operator])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint16, torch.float32])
+def test_bucket_ids_of_an_unknown_dtype_are_refused(dtype: torch.dtype) -> None:
+    pairs = sum(a * b for a, b in zip(Q_LENGTHS, K_LENGTHS, strict=True))
+    ids = torch.zeros(pairs, dtype=torch.int32, device=DEVICE).to(dtype)
+    bias = BucketedBias(torch.zeros(7, 2, device=DEVICE), ids)
+    with pytest.raises(ValueError, match=str(dtype)):
+        example("jagged_attention").call(jagged_attention, bias=bias)
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+def test_meta_tensors_give_shapes_without_values(operator: str) -> None:
+    inputs = example(operator)
+    out = inputs.to(device="meta").call(FUNCTIONS[operator])
+    assert (out.device.type, out.shape) == ("meta", inputs.arguments["q"].shape)
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter compiles nothing")
 def test_token_counts_do_not_compile_kernels_anew() -> None:
     from jagbench.impl.kernels.attention_backward import key_value_gradient_kernel

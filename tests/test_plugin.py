@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from jagbench.implementation import load
 from jagbench.suite import expected, settings
@@ -210,6 +211,23 @@ def test_an_unknown_implementation_is_refused(judge):
     done = judge("", "--impl=no_such_module")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert "--impl=no_such_module" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("bogus", "--device=bogus: .*bogus"),
+        pytest.param(
+            "cuda",
+            "--device=cuda: .*no GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+        ("cuda:99", "--device=cuda:99: "),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(name, problem):
+    with pytest.raises(pytest.UsageError, match=problem):
+        settings._device(name)
 
 
 def test_unknown_operators_and_workloads_are_refused_by_name():

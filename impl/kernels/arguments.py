@@ -66,6 +66,8 @@ def check_arguments(
                 f"{operator}: {name} must be [rows, heads, head_dim], got shape "
                 f"{tuple(tensor.shape)}"
             )
+    if q.dtype == k.dtype == v.dtype == torch.float64:
+        raise NotImplementedError(f"{operator}: no kernel computes float64")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _FLOAT_TYPES:
         raise ValueError(
             f"{operator}: q, k, v must share one dtype out of float32, float16, bfloat16, got "
@@ -82,7 +84,7 @@ def check_arguments(
             f"{operator}: q and k must have one head_dim, got {q.shape[2]} and {k.shape[2]}"
         )
     heads, kv_heads = q.shape[1], k.shape[1]
-    if kv_heads == 0 or heads % kv_heads:
+    if kv_heads == 0 or heads == 0 or heads % kv_heads:
         raise ValueError(f"{operator}: {kv_heads} key heads do not divide {heads} query heads")
     if not 1 <= q.shape[2] <= 256 or not 1 <= v.shape[2] <= 256:
         raise NotImplementedError(
@@ -126,8 +128,8 @@ def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> None
     """
     if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
         return
-    seen = _checked_offsets.get(offsets)
-    if seen == (offsets._version, total):
+    state = version(offsets), total
+    if state[0] is not None and _checked_offsets.get(offsets) == state:
         return
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0:
@@ -141,7 +143,12 @@ def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> None
         )
     if last > total:
         raise ValueError(f"{operator}: {name} end at {last}, but there are {total} rows")
-    _checked_offsets[offsets] = (offsets._version, total)
+    _checked_offsets[offsets] = state
+
+
+def version(tensor: Tensor) -> int | None:
+    """Changes in place so far; None where torch does not count them (tensors of inference mode)."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def window_bounds(operator: str, causal: bool, window: object) -> tuple[int, int]:
@@ -183,10 +190,21 @@ def kernel_layout(tensor: Tensor) -> Tensor:
     return tensor if fits and tensor.stride(0) < LARGEST_ROW_STRIDE else tensor.contiguous()
 
 
-def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the autocast dtype where autocast is on for their device."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
+def tensor_arguments(
+    operator: str, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    """The arguments as custom ops take them; ValueError for one that is no tensor.
+
+    q, k, v in the autocast dtype where autocast is on (float64 is left alone, as torch does);
+    offsets contiguous, because kernels count through them.
+    """
+    given = {"q": q, "k": k, "v": v, "q_offsets": q_offsets, "k_offsets": k_offsets}
+    for name, value in given.items():
+        if not isinstance(value, Tensor) and (value is not None or name != "q_offsets"):
+            raise ValueError(f"{operator}: {name} must be a tensor, got {type(value).__name__}")
+    device = q.device.type
+    # The meta device has no autocast, and torch refuses to be asked.
+    if device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = (t.to(dtype) if t.dtype in _FLOAT_TYPES else t for t in (q, k, v))
+    return q, k, v, None if q_offsets is None else q_offsets.contiguous(), k_offsets.contiguous()

@@ -85,7 +85,9 @@ def row_statistics_kernel(
         if HAS_D_LSE:
             # The gradient of lse in units of log 2 is that of lse itself times ln 2.
             slope = tl.load(
-                d_lse + (q_first + rows) * d_lse_row + head * d_lse_head, mask=inside, other=0.0
+                d_lse + (q_first + rows) * d_lse_row + head.to(tl.int64) * d_lse_head,
+                mask=inside,
+                other=0.0,
             )
             delta -= slope * LOG2E
         value = tl.load(

@@ -12,11 +12,11 @@ from torch.utils.flop_counter import register_flop_formula
 from jagbench.impl.kernels.activations import ACTIVATION_IDS, activation_set
 from jagbench.impl.kernels.arguments import (
     Geometry,
-    cast_for_autocast,
     check_align,
     check_arguments,
     check_offsets,
     kernel_layout,
+    tensor_arguments,
     window_bounds,
 )
 from jagbench.impl.kernels.attention_launch import (
@@ -77,7 +77,7 @@ def gdpa(
     left, right = window_bounds(NAME, causal, window)
     if deterministic and schedule.backward == "atomic":
         raise ValueError(f"{NAME}: deterministic=True cannot be kept with backward='atomic'")
-    q, k, v = cast_for_autocast(q, k, v)
+    q, k, v, q_offsets, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
     check_arguments(NAME, q, k, v, q_offsets, k_offsets)
     return torch.ops.jagbench.gdpa_forward(
         q, k, v, q_offsets, k_offsets, _activation_codes(activation, q.shape[1]),

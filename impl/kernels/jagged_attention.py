@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from jagbench.bias import BucketedBias
 from jagbench.impl.kernels.arguments import (
     Geometry,
-    cast_for_autocast,
     check_align,
     check_arguments,
     check_offsets,
     kernel_layout,
+    tensor_arguments,
+    version,
     window_bounds,
 )
 from jagbench.impl.kernels.attention_launch import (
@@ -37,6 +39,10 @@ from jagbench.impl.kernels.tuning import Schedule, tile_config
 NAME = "jagged_attention"
 LN2 = math.log(2.0)
 DEFAULT_SCHEDULE = Schedule()
+_ID_TYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+# Bucket ids already found within their table: (version looked at, buckets).
+_checked_ids = WeakTensorKeyDictionary()
 
 
 def jagged_attention(
@@ -83,7 +89,7 @@ def jagged_attention(
     left, right = window_bounds(NAME, causal, window)
     if deterministic and schedule.backward == "atomic":
         raise ValueError(f"{NAME}: deterministic=True cannot be kept with backward='atomic'")
-    q, k, v = cast_for_autocast(q, k, v)
+    q, k, v, q_offsets, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
     geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
     values, bucket_ids = _bias_tensors(bias, geometry, q)
     factor = 1.0 / math.sqrt(q.shape[2]) if scale is None else float(scale)
@@ -108,20 +114,20 @@ def _bias_tensors(
     values = bias.table if isinstance(bias, BucketedBias) else bias
     bucket_ids = bias.bucket_ids if isinstance(bias, BucketedBias) else None
     what = "bias.table" if isinstance(bias, BucketedBias) else "bias"
-    if values.dim() != 2 or values.shape[1] not in (1, geometry.heads):
-        raise ValueError(
-            f"{NAME}: {what} must be [rows, {geometry.heads} or 1], got {tuple(values.shape)}"
-        )
+    heads = geometry.heads
+    if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] not in (1, heads):
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"{NAME}: {what} must be [rows, {heads} or 1], got {shape}")
     if not values.is_floating_point():
         raise ValueError(f"{NAME}: {what} must be floating, got {values.dtype}")
     for tensor in (values, bucket_ids):
         if tensor is not None and tensor.device != q.device:
             raise ValueError(f"{NAME}: {what} is on {tensor.device}, q on {q.device}")
     if bucket_ids is not None:
-        if bucket_ids.dim() != 1 or bucket_ids.is_floating_point():
+        if bucket_ids.dim() != 1 or bucket_ids.dtype not in _ID_TYPES:
             raise ValueError(
-                f"{NAME}: bias.bucket_ids must be integers [pairs], got {bucket_ids.dtype} "
-                f"{tuple(bucket_ids.shape)}"
+                f"{NAME}: bias.bucket_ids must be uint8, int16, int32 or int64 [pairs], got "
+                f"{bucket_ids.dtype} {tuple(bucket_ids.shape)}"
             )
         bucket_ids = bucket_ids.contiguous()
     return values, bucket_ids
@@ -134,26 +140,42 @@ def _kernel_bias(
     k_offsets: Tensor,
     geometry: Geometry,
 ) -> Bias:
-    """Bias in kernel form; the pair count is checked against the offsets."""
+    """Bias in kernel form."""
     if values is None:
         return Bias()
     k_lengths = k_offsets.diff().long()
     q_lengths = geometry.total_q if q_offsets is None else q_offsets.diff().long()
     pairs = torch.cat([k_lengths.new_zeros(1), (q_lengths * k_lengths).cumsum(0)])
-    rows = values if bucket_ids is None else bucket_ids
-    if not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
-        total = int(pairs[-1])
-        if rows.shape[0] != total:
-            what = "bias" if bucket_ids is None else "bias.bucket_ids"
-            raise ValueError(f"{NAME}: {what} has {rows.shape[0]} rows, the batch {total} pairs")
-        if bucket_ids is not None and total:
-            low, high = (int(x) for x in bucket_ids.aminmax())
-            if low < 0 or high >= values.shape[0]:
-                raise ValueError(
-                    f"{NAME}: bias.bucket_ids run from {low} to {high}, the table has "
-                    f"{values.shape[0]} buckets"
-                )
     return Bias(1 if bucket_ids is None else 2, values, bucket_ids, pairs)
+
+
+def _check_bias(bias: Bias) -> None:
+    """Pairs and bucket ids of a bias; ValueError with the numbers.
+
+    Reads device memory, so the stream is waited for: in every forward pass for the number of pairs,
+    once per tensor and version for the ids. Not while a CUDA graph is captured.
+    """
+    if bias.values is None or bias.pair_offsets is None:
+        return
+    if bias.values.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    ids = bias.bucket_ids
+    rows, total = bias.values if ids is None else ids, int(bias.pair_offsets[-1])
+    if rows.shape[0] != total:
+        what = "bias" if ids is None else "bias.bucket_ids"
+        raise ValueError(f"{NAME}: {what} has {rows.shape[0]} rows, the batch {total} pairs")
+    if ids is None or not total:
+        return
+    state = version(ids), bias.values.shape[0]
+    if state[0] is not None and _checked_ids.get(ids) == state:
+        return
+    low, high = (int(x) for x in ids.aminmax())
+    if low < 0 or high >= bias.values.shape[0]:
+        raise ValueError(
+            f"{NAME}: bias.bucket_ids run from {low} to {high}, the table has "
+            f"{bias.values.shape[0]} buckets"
+        )
+    _checked_ids[ids] = state
 
 
 @torch.library.custom_op("jagbench::jagged_attention_forward", mutates_args=())
@@ -178,6 +200,7 @@ def _forward(
         check_offsets(NAME, "q_offsets", q_offsets, geometry.total_q)
     check_offsets(NAME, "k_offsets", k_offsets, geometry.total_k)
     kernel_bias = _kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry)
+    _check_bias(kernel_bias)
     with torch.cuda.device_of(q):
         out, lse, _ = launch_forward(
             q, k, v, q_offsets, k_offsets, geometry, Mask(left, right, align_end), kernel_bias,
@@ -347,6 +370,7 @@ def subtraction_guard_rate(
     Such a tile was computed twice. Arguments as `jagged_attention`, without mask or bias (with
     either, v2 masks the edge tiles and has nothing to guard).
     """
+    q, k, v, q_offsets, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
     geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
     require_device(NAME, q)
     factor = 1.0 / math.sqrt(q.shape[2]) if scale is None else scale

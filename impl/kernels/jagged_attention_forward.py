@@ -85,9 +85,10 @@ def _attend(
         if MASK:
             scores = tl.where(seen, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        # A row that has seen nothing yet keeps -inf; 0 in its place keeps -inf - -inf out.
+        # A row that has seen nothing yet keeps -inf; 0 in its place keeps -inf - -inf out. A bias
+        # of -inf hides pairs where no mask does.
         base = new_maximum
-        if MASK:
+        if MASK or BIAS != 0:
             base = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
         weights = tl.exp2(scores - base[:, None])
         correction = tl.exp2(maximum - base)

@@ -69,10 +69,14 @@ class Schedule:
     @staticmethod
     def decode(code: Sequence[int]) -> Schedule:
         """Inverse of `encode`."""
-        configs = [
-            TileConfig(*code[i : i + 4]) if code[i] else None for i in range(2, len(code), 4)
-        ]
-        return Schedule(_VARIANTS[code[0]], _FORMS[code[1]], *configs)
+        return _decode(tuple(code))
+
+
+# Cached, as the table's tiles are below: both are asked for in every call.
+@cache
+def _decode(code: tuple[int, ...]) -> Schedule:
+    configs = [TileConfig(*code[i : i + 4]) if code[i] else None for i in range(2, len(code), 4)]
+    return Schedule(_VARIANTS[code[0]], _FORMS[code[1]], *configs)
 
 
 #: Kernels that have a row in the table. `softmax_tma` is v3 with descriptors; `_short` keep keys
@@ -147,6 +151,7 @@ def tile_config(
     return table_config(kernel, like.dtype, qk_dim, v_dim, _shared_memory(like.device.index or 0))
 
 
+@cache
 def table_config(
     kernel: Kernel, dtype: torch.dtype, qk_dim: int, v_dim: int, shared_limit: int
 ) -> TileConfig:

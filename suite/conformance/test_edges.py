@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,42 @@ def test_an_empty_sequence_has_no_share_of_the_bias(
     bias = torch.randn(inputs.pair_bounds()[-1], heads, generator=generator)
     inputs = _with_bias(inputs, bias.to(inputs.device, inputs.dtype))
     check(inputs, candidate.run(inputs, backward=True))
+
+
+@pytest.mark.operators_with("bias")
+def test_a_bias_of_minus_infinity_hides_its_pairs(
+    candidate: Candidate, operator: Operator, check: Check
+) -> None:
+    """Single pairs, more than a tile of keys, whole rows: as if the mask hid them."""
+    settings = candidate.settings
+    inputs = shapes.attention(
+        operator, [24, 3], [260, 9], dtype=settings.main_dtype, device=settings.device
+    )
+    bias = torch.zeros(inputs.pair_bounds()[-1], 2)
+    first = bias[: 24 * 260].view(24, 260, 2)
+    first[:8, :200] = -math.inf
+    first[8:16, ::3] = -math.inf
+    first[16:20] = -math.inf
+    inputs = _with_bias(inputs, bias.to(inputs.device, inputs.dtype))
+    outcome = candidate.run(inputs, backward=True)
+    assert not outcome["out"][16:20].any(), "a row whose pairs are all hidden must be exactly 0"
+    check(inputs, outcome)
+
+
+@pytest.mark.operators_with("bias")
+def test_a_bias_may_be_wider_than_the_queries(
+    candidate: Candidate, operator: Operator, check: Check
+) -> None:
+    """A float32 bias beside half precision counts in full, and its gradient is float32."""
+    inputs = shapes.attention(
+        operator, [5, 8], [6, 9], dtype=torch.float16, device=candidate.settings.device
+    )
+    generator = torch.Generator().manual_seed(2)
+    bias = torch.randn(inputs.pair_bounds()[-1], 2, generator=generator)
+    inputs = _with_bias(inputs, bias.to(inputs.device))
+    outcome = candidate.run(inputs, backward=True)
+    assert outcome["grad bias"].dtype == torch.float32
+    check(inputs, outcome)
 
 
 def _with_bias(inputs: Inputs, bias: Tensor) -> Inputs:

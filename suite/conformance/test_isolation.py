@@ -12,8 +12,8 @@ from torch import Tensor
 
 from jagbench.execution import Outcome
 from jagbench.inputs import Inputs
-from jagbench.spec import SHARED
-from jagbench.suite import changes
+from jagbench.spec import SHARED, Operator
+from jagbench.suite import changes, shapes
 from jagbench.suite.candidate import (
     Candidate,
     changed,
@@ -137,6 +137,31 @@ def test_what_follows_the_offsets_in_memory_is_not_read(candidate: Candidate, ca
     longer = inputs.map(lambda n, t: changes.behind(t) if n in names else t)
     result = candidate.run_in_place(longer, backward=True)
     assert not differing(candidate.run(inputs, backward=True), result)
+
+
+@pytest.mark.cases(limit=1)
+def test_offsets_that_are_not_contiguous_say_the_same(candidate: Candidate, case: Case) -> None:
+    """Offsets that are a column of a matrix mean what their contiguous copies mean."""
+    inputs = _inputs(candidate, case)
+    names = case.operator.offsets_arguments
+    odd = inputs.map(lambda n, t: changes.column(t) if n in names else t)
+    result = candidate.run_in_place(odd, backward=True)
+    assert not differing(candidate.run(inputs, backward=True), result)
+
+
+def test_offsets_changed_in_place_are_followed(
+    candidate: Candidate, operator: Operator, check: Check
+) -> None:
+    """Nothing that was worked out for the offsets outlives the values they had then."""
+    settings = candidate.settings
+    inputs = shapes.attention(
+        operator, [3, 0, 20], [30, 5, 7], dtype=settings.main_dtype, device=settings.device
+    )
+    candidate.run_in_place(inputs, backward=True)
+    for name in operator.offsets_arguments:
+        offsets = inputs.tensors()[name]
+        offsets.copy_(offsets[-1] - offsets.flip(0))
+    check(inputs, candidate.run_in_place(inputs, backward=True))
 
 
 @pytest.mark.parametrize("layout", ["transposed", "sliced", "strided"])

@@ -89,6 +89,10 @@ def _values(
     return lambda inputs: inputs.replace(**{name: change(inputs.tensors()[name])})
 
 
+def _other_dtype(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.float64 else x.double()
+
+
 def _elsewhere(x: Tensor) -> Tensor:
     return x.cpu() if x.device.type != "cpu" else x.to("meta")
 
@@ -106,9 +110,9 @@ MALFORMED: dict[str, Callable[[Inputs], Inputs]] = {
     "offsets-without-an-entry": lambda i: _set(i, "k_offsets"),
     "offsets-of-float": _values("k_offsets", lambda x: x.float()),
     "offsets-of-two-dims": _values("q_offsets", lambda x: x[None]),
-    "q-of-another-dtype": _values("q", lambda x: x.double()),
-    "k-of-another-dtype": _values("k", lambda x: x.double()),
-    "v-of-another-dtype": _values("v", lambda x: x.double()),
+    "q-of-another-dtype": _values("q", _other_dtype),
+    "k-of-another-dtype": _values("k", _other_dtype),
+    "v-of-another-dtype": _values("v", _other_dtype),
     "values-of-integers": lambda i: i.replace(**{n: i.tensors()[n].int() for n in "qkv"}),
     "k-on-another-device": _values("k", _elsewhere),
     "v-on-another-device": _values("v", _elsewhere),

@@ -15,6 +15,10 @@ NEIGHBOUR = "test_isolation.py::test_nan_in_one_sequence_leaves_the_others_bit_u
 BEHIND = "test_isolation.py::test_nan_past_the_last_offset_changes_nothing"
 UNCHANGED = "test_isolation.py::test_inputs_are_unchanged_bit_for_bit"
 SHARED = "test_isolation.py::test_outputs_share_no_memory_with_inputs_or_earlier_outputs"
+COLUMN = "test_isolation.py::test_offsets_that_are_not_contiguous_say_the_same"
+FOLLOWED = "test_isolation.py::test_offsets_changed_in_place_are_followed"
+HIDDEN = "test_edges.py::test_a_bias_of_minus_infinity_hides_its_pairs"
+WIDER = "test_edges.py::test_a_bias_may_be_wider_than_the_queries"
 LONGEST = "test_signature.py::test_a_maximum_length_that_is_too_small_raises_or_is_not_needed"
 REPEATS = "test_determinism.py::test_deterministic_gradients_are_bit_equal_over_repeats"
 JAGGED, GDPA = "jagged_attention", "gdpa"
@@ -68,6 +72,7 @@ VALUES: tuple[Fault, ...] = (
         "jagged_attention-dense-bias",
         "jagged_attention-log-time-bias-causal",
     ),
+    Fault("values:reads_the_bias_as_queries", JAGGED, WIDER, parameter=JAGGED),
     *_on("values:scales_the_bias_too", FORWARD, "jagged_attention-dense-bias"),
     *(
         Fault(
@@ -167,6 +172,7 @@ MASKS: tuple[Fault, ...] = (
     Fault(
         "masks:nan_where_nothing_is_visible", JAGGED, BLIND, parameter="jagged_attention-by-causal"
     ),
+    Fault("masks:nan_where_the_bias_hides_a_tile", JAGGED, HIDDEN, parameter=JAGGED),
     Fault("masks:nan_on_empty_keys", GDPA, BLIND, parameter="gdpa-by-no-keys"),
     Fault("masks:nan_on_empty_keys", JAGGED, BLIND, parameter="jagged_attention-by-no-keys"),
 )
@@ -195,6 +201,10 @@ MEMORY: tuple[Fault, ...] = (
     *_on("memory:writes_its_input_and_restores_it", UNCHANGED, "gdpa-d64-scaled"),
     *_on("memory:mutates_the_offsets", UNCHANGED, "jagged_attention-d16-causal"),
     *_on("memory:writes_the_output_over_the_query", UNCHANGED, "gdpa-d16-causal"),
+    *_on("memory:reads_offsets_as_contiguous", COLUMN, "gdpa-d16-causal"),
+    *_on("memory:reads_offsets_as_contiguous", COLUMN, "jagged_attention-d16-causal"),
+    Fault("memory:keeps_the_plan_of_its_first_call", GDPA, FOLLOWED, parameter="gdpa"),
+    Fault("memory:keeps_the_plan_of_its_first_call", JAGGED, FOLLOWED, parameter=JAGGED),
     *_on("memory:returns_a_cached_buffer", SHARED, "jagged_attention-d16-causal"),
     *_on("memory:writes_after_it_returned", FORWARD, "gdpa-d16-causal"),
     Fault(

@@ -226,6 +226,16 @@ def _nan_mix(weights: Tensor, v: Tensor) -> Tensor:
     return weights @ v if v.shape[1] else torch.full_like(weights @ v, math.nan)
 
 
+def _unguarded(call: Call, tile: Tile) -> tuple[Tensor, Tensor]:
+    weights, lse = weigh(call, tile)
+    # An online softmax whose first tile of keys holds -inf alone takes -inf from -inf.
+    blind = (tile.scores[..., :TILE] == -math.inf).all(-1, keepdim=True)
+    return weights.masked_fill(blind, math.nan) if tile.scores.numel() else weights, lse
+
+
+#: The maximum of a tile that the bias hides whole is taken as it is.
+nan_where_the_bias_hides_a_tile = replace(RIGHT, weigh=_unguarded)
+
 #: A row that sees no key is NaN.
 nan_where_nothing_is_visible = replace(RIGHT, weigh=_nan_rows, mix=_nan_mix)
 #: gdpa forgets rows whose sequence has no key; their output is what the allocator left.

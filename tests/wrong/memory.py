@@ -147,6 +147,27 @@ def _cached(shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
     return _CACHE[key]
 
 
+def _as_if_contiguous(call: Call) -> list[Bounds]:
+    sides = {"q_offsets": call.q_offsets, "k_offsets": call.k_offsets}
+    flat = {n: None if t is None else t.as_strided(t.shape, (1,)) for n, t in sides.items()}
+    return bounds(replace(call, **flat))  # type: ignore[arg-type]
+
+
+#: Offsets are read as if they lay side by side in memory.
+reads_offsets_as_contiguous = replace(RIGHT, bounds=_as_if_contiguous)
+
+_PLANS: dict[tuple[int, ...], list[Bounds]] = {}
+
+
+def _planned(call: Call) -> list[Bounds]:
+    sides = (call.q_offsets, call.k_offsets)
+    key = (*(0 if t is None else t.data_ptr() for t in sides), call.batch, call.q.shape[0])
+    return _PLANS.setdefault(key, bounds(call))
+
+
+#: What the first call worked out for its offsets serves every later call with that memory.
+keeps_the_plan_of_its_first_call = replace(RIGHT, bounds=_planned)
+
 #: One output buffer a shape, handed out again at every call.
 returns_a_cached_buffer = replace(RIGHT, allocate=_cached)
 

@@ -157,6 +157,17 @@ def _scaled_bias(call: Call, scores: Tensor, first_pair: int) -> Tensor:
 scales_the_bias_too = replace(RIGHT, add_bias=_scaled_bias)
 
 
+def _reinterpreted_bias(call: Call, scores: Tensor, first_pair: int) -> Tensor:
+    if call.bias is None or call.bias.dtype == call.q.dtype:
+        return RIGHT.add_bias(call, scores, first_pair)
+    halves = call.bias.view(call.q.dtype)[:, : call.bias.shape[1]]
+    return RIGHT.add_bias(replace(call, bias=halves), scores, first_pair)
+
+
+#: The bias is read through a pointer to the dtype of the queries.
+reads_the_bias_as_queries = replace(RIGHT, add_bias=_reinterpreted_bias)
+
+
 def _half_sum(weights: Tensor, v: Tensor) -> Tensor:
     total = weights.new_zeros(*weights.shape[:2], v.shape[2], dtype=torch.float16)
     for first in range(0, v.shape[1], 8):
