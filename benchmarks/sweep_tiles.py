@@ -99,7 +99,7 @@ def call(candidate: Candidate, data: Data) -> Callable[[], object]:
     """The call to time, with everything it does not measure done beforehand."""
     from jagbench.impl.kernels import attention_launch as launch
     from jagbench.impl.kernels import gdpa as gdpa_module
-    from jagbench.impl.kernels.activations import ACTIVATION_IDS
+    from jagbench.impl.kernels.activations import ACTIVATION_IDS, SOFTMAX
     from jagbench.impl.kernels.arguments import check_arguments
     from jagbench.impl.kernels.jagged_attention_launch import LOG2E, launch_forward
     from jagbench.impl.kernels.tuning import Schedule, TileConfig
@@ -137,7 +137,7 @@ def call(candidate: Candidate, data: Data) -> Callable[[], object]:
     backward = launch.BackwardCall(
         geometry=geometry, mask=mask,
         schedule=Schedule(query_gradient=tiles, key_value_gradient=tiles),
-        activation=launch.SOFTMAX_ID if softmax else ACTIVATION_IDS["fast_gelu"],
+        activation=SOFTMAX.value if softmax else ACTIVATION_IDS["fast_gelu"],
         score_scale=q.shape[2] ** -0.5 * (LOG2E if softmax else 1.0),
         grad_scale=q.shape[2] ** -0.5,
         statistics=launch.row_statistics(out, g, lse, None, q_offsets, k_offsets, geometry),

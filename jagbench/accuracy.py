@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -88,9 +89,9 @@ def judge(
         naive = run(operator.reference, piece, backward=backward)
         truth = run(operator.reference, piece.to(torch.float64), backward=backward)
         for name, meter in meters.items():
-            meter.update(part, outcome[name], truth[name], naive[name])
+            meter.update(part, truth[name], naive[name])
         del piece, naive, truth  # the next slice is made while these would still be held
-    verdicts = [meter.finish(outcome[name]) for name, meter in meters.items()]
+    verdicts = [meter.finish() for meter in meters.values()]
     over = [a.name for a in verdicts if not a.ok and a.name.startswith("grad ")]
     if operator.uncancelled is None or not over:
         return verdicts
@@ -99,7 +100,7 @@ def judge(
         terms = run(operator.uncancelled, piece, backward=True)
         for name in over:
             meters[name].add_terms(part, terms[name])
-    return [meter.finish(outcome[name]) for name, meter in meters.items()]
+    return [meter.finish() for meter in meters.values()]
 
 
 def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
@@ -144,7 +145,7 @@ class _Meter:
             return operator.output_layout[self.name]
         return self.inputs.layout_of(self.argument)
 
-    def update(self, part: Sequence[int], value: Tensor, truth: Tensor, naive: Tensor) -> None:
+    def update(self, part: Sequence[int], truth: Tensor, naive: Tensor) -> None:
         """Account for one slice; shared arguments are summed over slices, compared at the end."""
         if self.layout == SHARED:
             for key, tensor in (("t", truth), ("n", naive)):
@@ -153,10 +154,10 @@ class _Meter:
                 self.shared[key] = wide if total is None else total + wide
             return
         want = (self._rows(), *truth.shape[1:])
-        if value.shape != want:
-            self.problem = f"shape {tuple(value.shape)}, want {want}"
+        if self.value.shape != want:
+            self.problem = f"shape {tuple(self.value.shape)}, want {want}"
             return
-        self._add(self.inputs.cut_output(self.argument, value, part), truth, naive, part)
+        self._add(self.inputs.cut_output(self.argument, self.value, part), truth, naive, part)
 
     def add_terms(self, part: Sequence[int], terms: Tensor) -> None:
         """Account for the size of the terms that cancel in a slice of this gradient.
@@ -181,8 +182,8 @@ class _Meter:
 
     def _add(self, value: Tensor, truth: Tensor, naive: Tensor, part: Sequence[int] | None) -> None:
         errors = {
-            "e": _difference(value, truth),
-            "n": _difference(naive, truth),
+            "e": difference(value, truth),
+            "n": difference(naive, truth),
             "t": torch.where(torch.isfinite(truth), truth, 0.0).abs(),
         }
         for key, error in errors.items():
@@ -211,24 +212,32 @@ class _Meter:
         norms: list[float] = total.index_add_(0, index, flat).sqrt().tolist()
         return norms
 
+    @cached_property
+    def bounds(self) -> list[int] | None:
+        """First row of every sequence in this tensor; None if each has one (a dense query).
+
+        Read from the device once: a look at every length in every slice would wait each time.
+        """
+        if self.layout == PAIRS:
+            return self.inputs.pair_bounds()
+        offsets = self.inputs.offsets(self.layout)
+        return None if offsets is None else offsets.tolist()
+
     def _rows_of(self, part: Sequence[int]) -> list[int]:
         """Rows that each sequence of the slice has in this tensor."""
-        if self.layout == PAIRS:
-            bounds = self.inputs.pair_bounds()
-            return [bounds[s + 1] - bounds[s] for s in part]
-        lengths = self.inputs.lengths(self.layout)
-        return [1] * len(part) if lengths is None else [int(lengths[s]) for s in part]
+        bounds = self.bounds
+        return [1] * len(part) if bounds is None else [bounds[s + 1] - bounds[s] for s in part]
 
-    def finish(self, value: Tensor) -> Accuracy:
+    def finish(self) -> Accuracy:
         """The verdict, once every slice is in."""
         if self.layout == SHARED and self.shared and not self.settled:
             self.settled = True
-            if value.shape != self.shared["t"].shape:
-                self.problem = f"shape {tuple(value.shape)}, want {tuple(self.shared['t'].shape)}"
+            want = self.shared["t"].shape
+            if self.value.shape != want:
+                self.problem = f"shape {tuple(self.value.shape)}, want {tuple(want)}"
             else:
-                self._add(value, self.shared["t"], self.shared["n"], None)
-        budget = self.inputs.operator.budget
-        multiple = budget.gradient if self.name.startswith("grad ") else budget.forward
+                self._add(self.value, self.shared["t"], self.shared["n"], None)
+        multiple = self.inputs.operator.budget.multiple(self.name)
         floor = self.floor
         norm = {key: math.sqrt(square) for key, square in self.squares.items()}
         allowed = multiple * norm["n"] + floor * _size(norm["t"], math.sqrt(self.terms_square))
@@ -278,14 +287,9 @@ class _Meter:
         first, index = self.worst
         if self.layout == SHARED or not index:
             return None, None, index
-        if self.inputs.arguments.get(self.layout, 0) is None:
+        bounds = self.bounds
+        if bounds is None:
             return first + index[0], None, (first + index[0], *index[1:])
-        if self.layout == PAIRS:
-            bounds: Sequence[int] = self.inputs.pair_bounds()
-        else:
-            offsets = self.inputs.offsets(self.layout)
-            assert offsets is not None
-            bounds = offsets.tolist()
         row = bounds[first] + index[0]
         sequence = max(s for s in range(len(bounds) - 1) if bounds[s] <= row)
         return sequence, row - bounds[sequence], (row, *index[1:])
@@ -315,7 +319,7 @@ def _size(truth: float, terms: float) -> float:
     return truth if 8 * truth > terms else terms
 
 
-def _difference(value: Tensor, truth: Tensor) -> Tensor:
+def difference(value: Tensor, truth: Tensor) -> Tensor:
     """|value - truth| in float64; equal infinities differ by 0, a NaN or stray infinity by inf."""
     wide = value.to(torch.float64)
     gap = (wide - truth).abs()

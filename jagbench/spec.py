@@ -36,6 +36,10 @@ class Budget:
     roundoffs: float = 1.0
     float32_roundoffs: float = 4.0
 
+    def multiple(self, name: str) -> float:
+        """Multiple for an output ("out") or a gradient ("grad q")."""
+        return self.gradient if name.startswith("grad ") else self.forward
+
     def floor(self, dtype: torch.dtype) -> float:
         """Floor for an output of a dtype, relative to the size of the truth."""
         own, single = (torch.finfo(t).eps / 2 for t in (dtype, torch.float32))

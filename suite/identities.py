@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from jagbench.accuracy import difference
 from jagbench.execution import Outcome, run
 from jagbench.inputs import Inputs
 
@@ -35,11 +35,10 @@ def broken(
         if outcome[name].shape != truth[name].shape:
             found.append(f"{name} has shape {tuple(outcome[name].shape)}")
             continue
-        error, slip = _gap(outcome[name], truth[name]), _gap(naive[name], truth[name])
+        error, slip = difference(outcome[name], truth[name]), difference(naive[name], truth[name])
         size = torch.where(torch.isfinite(truth[name]), truth[name], 0.0).abs()
-        budget = inputs.operator.budget
         floor = inputs.operator.floor(inputs, outcome[name].dtype)
-        multiple = budget.gradient if name.startswith("grad ") else budget.forward
+        multiple = inputs.operator.budget.multiple(name)
         allowed = multiple * _norm(slip) + floor * _norm(size)
         worst = multiple * _peak(slip) + 2 * floor * _peak(size)
         if not (_norm(error) <= allowed and _peak(error) <= worst):
@@ -48,12 +47,6 @@ def broken(
                 f"{_peak(error):.3e} (budget {worst:.3e})"
             )
     return found
-
-
-def _gap(value: Tensor, truth: Tensor) -> Tensor:
-    wide = value.to(torch.float64)
-    gap = (wide - truth).abs()
-    return torch.where(wide == truth, 0.0, torch.where(torch.isfinite(gap), gap, math.inf))
 
 
 def _norm(x: Tensor) -> float:

@@ -40,6 +40,10 @@ RELU_SQUARED = tl.constexpr(10)
 GELU_TAYLOR6 = tl.constexpr(11)
 GELU_TAYLOR10 = tl.constexpr(12)
 
+#: Ids that are no single activation: softmax (backward kernels), and one id a head from a table.
+SOFTMAX = tl.constexpr(-1)
+PER_HEAD = tl.constexpr(-2)
+
 #: Name of an activation -> its id in device code.
 ACTIVATION_IDS: dict[str, int] = {
     "identity": 0,

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 
 from jagbench.impl.kernels.activations import (
+    PER_HEAD,
+    SOFTMAX,
     activate_and_derivative,
     activate_and_derivative_dynamic,
 )
@@ -36,9 +38,6 @@ from jagbench.impl.kernels.tiles import (
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 #: Rows to whose multiples a sequence's row statistics are padded: the longest tile of query rows.
 STATISTICS_PAD: tl.constexpr = tl.constexpr(128)
-#: Value of the ACTIVATION parameter that stands for softmax; PER_HEAD reads a table of ids.
-SOFTMAX: tl.constexpr = tl.constexpr(-1)
-PER_HEAD: tl.constexpr = tl.constexpr(-2)
 
 
 @triton.jit

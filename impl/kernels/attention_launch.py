@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry, kernel_layout
 from jagbench.impl.kernels.attention_backward import (
     STATISTICS_PAD,
@@ -20,7 +21,6 @@ from jagbench.impl.kernels.schedule import build_tile_list
 from jagbench.impl.kernels.tuning import Kernel, Schedule, TileConfig, padded, tile_config
 from jagbench.pairs import attention_flops, visible_pairs
 
-SOFTMAX_ID = -1
 _PAD = STATISTICS_PAD.value
 # Mean lengths from which, and up to which, other tiles are faster (tuning._TABLE).
 _LONG_KEYS, _FEW_QUERIES = 768, 64
@@ -84,8 +84,8 @@ class Needs:
 class BackwardCall:
     """What the backward kernels are told beyond q, k, v and the upstream gradient.
 
-    activation: id of an activation, `SOFTMAX_ID`, or -2 with `activation_ids` (int32 `[heads]`)
-        and `activation_set` (bit set of the ids that occur).
+    activation: id of an activation, `SOFTMAX`, or `PER_HEAD` with `activation_ids` (int32
+        `[heads]`) and `activation_set` (bit set of the ids that occur).
     score_scale: factor of Q K^T before exp2 or the activation; grad_scale: of dQ and dK;
     value_scale: of dV. statistics: from `row_statistics`, softmax only.
     """
@@ -202,7 +202,7 @@ def _backward_tiles(
     g = call.geometry
     pinned = getattr(call.schedule, kernel)
     row: Kernel = kernel
-    if call.activation != SOFTMAX_ID:
+    if call.activation != SOFTMAX.value:
         row = "gdpa_query_gradient" if kernel == "query_gradient" else "gdpa_key_value_gradient"
     elif kernel == "key_value_gradient" and g.mean_k >= _LONG_KEYS:
         row = "key_value_gradient_long"

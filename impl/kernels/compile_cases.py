@@ -8,13 +8,11 @@ from typing import Any
 import torch
 
 from jagbench.ahead_of_time import ARCHITECTURES, SHARED_LIMITS, CompileCase
-from jagbench.impl.kernels.activations import ACTIVATION_IDS, activation_set
-from jagbench.impl.kernels.attention_launch import SOFTMAX_ID
+from jagbench.impl.kernels.activations import ACTIVATION_IDS, PER_HEAD, SOFTMAX, activation_set
 from jagbench.impl.kernels.tuning import Kernel, TileConfig, padded, table_config
 
 _PACKAGE = "jagbench.impl.kernels"
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_PER_HEAD = -2
 _FAST_GELU = ACTIVATION_IDS["fast_gelu"]
 
 _GDPA_ROW: dict[Kernel, Kernel] = {
@@ -147,7 +145,7 @@ def _gdpa_forward(dtype: str, dim: int, activation: int, tag: str, **extra: Any)
     }  # fmt: skip
     constants = {
         "ACTIVATION": activation, "ACTIVATION_SET": 0,
-        "PERSISTENT": False, **({"activation_ids": None} if activation != _PER_HEAD else {}),
+        "PERSISTENT": False, **({"activation_ids": None} if activation != PER_HEAD.value else {}),
         **extra,
     }  # fmt: skip
     return _case(
@@ -196,7 +194,8 @@ def _gradient(
         }  # fmt: skip
     return _case(
         f"{kernel}-{tag}-{dtype}-d{dim}", f"attention_backward:{kernel}_kernel",
-        kernel if activation == SOFTMAX_ID else _GDPA_ROW[kernel], dtype, dim, signature, constants,
+        kernel if activation == SOFTMAX.value else _GDPA_ROW[kernel],
+        dtype, dim, signature, constants,
     )  # fmt: skip
 
 
@@ -218,17 +217,17 @@ CASES: tuple[CompileCase, ...] = (
     _gdpa_forward("bf16", 128, _FAST_GELU, "fast_gelu"),
     _gdpa_forward("bf16", 64, ACTIVATION_IDS["gelu"], "gelu"),
     _gdpa_forward(
-        "bf16", 128, _PER_HEAD, "per_head", ACTIVATION_SET=activation_set(("silu", "relu"))
+        "bf16", 128, PER_HEAD.value, "per_head", ACTIVATION_SET=activation_set(("silu", "relu"))
     ),
     _gdpa_forward("bf16", 128, _FAST_GELU, "window", **_WINDOW),
     _gdpa_short_keys("bf16", 128, 1),
     _gdpa_short_keys("bf16", 128, 2),
-    _gradient("key_value_gradient", "bf16", 128, SOFTMAX_ID, "softmax"),
-    _gradient("key_value_gradient", "bf16", 128, SOFTMAX_ID, "causal", **_CAUSAL),
+    _gradient("key_value_gradient", "bf16", 128, SOFTMAX.value, "softmax"),
+    _gradient("key_value_gradient", "bf16", 128, SOFTMAX.value, "causal", **_CAUSAL),
     _gradient("key_value_gradient", "bf16", 64, _FAST_GELU, "fast_gelu"),
     _gradient("key_value_gradient", "bf16", 128, _FAST_GELU, "fast_gelu"),
-    _gradient("query_gradient", "bf16", 128, SOFTMAX_ID, "softmax"),
-    _gradient("query_gradient", "bf16", 64, SOFTMAX_ID, "softmax"),
+    _gradient("query_gradient", "bf16", 128, SOFTMAX.value, "softmax"),
+    _gradient("query_gradient", "bf16", 64, SOFTMAX.value, "softmax"),
     _gradient("query_gradient", "bf16", 128, _FAST_GELU, "fast_gelu"),
-    _gradient("query_gradient", "fp32", 64, SOFTMAX_ID, "softmax"),
+    _gradient("query_gradient", "fp32", 64, SOFTMAX.value, "softmax"),
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from jagbench.impl.kernels.activations import ACTIVATION_IDS, activation_set
+from jagbench.impl.kernels.activations import ACTIVATION_IDS, PER_HEAD, activation_set
 from jagbench.impl.kernels.arguments import (
     Geometry,
     check_align,
@@ -34,8 +34,6 @@ from jagbench.impl.kernels.tuning import Schedule, TileConfig, padded, tile_conf
 
 NAME = "gdpa"
 DEFAULT_SCHEDULE = Schedule()
-# ACTIVATION of the kernels that stands for one id a head, read from a table.
-_PER_HEAD = -2
 _NAMES = {code: name for name, code in ACTIVATION_IDS.items()}
 # Query tiles one program of the short-key kernel walks at most.
 _CHUNK = 8
@@ -108,7 +106,7 @@ def _activation_arguments(codes: list[int], device: torch.device) -> tuple[int, 
     ids = torch.empty(len(codes), dtype=torch.int32, device=device)
     for index, code in enumerate(codes):
         ids[index].fill_(code)
-    return _PER_HEAD, chosen, ids
+    return PER_HEAD.value, chosen, ids
 
 
 @torch.library.custom_op("jagbench::gdpa_forward", mutates_args=())

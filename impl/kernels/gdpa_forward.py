@@ -13,7 +13,7 @@ fit takes the first kernel's loop inside the second.
 import triton
 import triton.language as tl
 
-from jagbench.impl.kernels.activations import activate, activate_dynamic
+from jagbench.impl.kernels.activations import PER_HEAD, activate, activate_dynamic
 from jagbench.impl.kernels.interpreter import dot, round_to
 from jagbench.impl.kernels.schedule import zigzag_index
 from jagbench.impl.kernels.tiles import (
@@ -25,8 +25,6 @@ from jagbench.impl.kernels.tiles import (
     visible,
     visible_span,
 )
-
-PER_HEAD: tl.constexpr = tl.constexpr(-2)
 
 
 @triton.jit

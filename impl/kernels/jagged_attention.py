@@ -11,6 +11,7 @@ from torch.utils.flop_counter import register_flop_formula
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from jagbench.bias import BucketedBias
+from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import (
     Geometry,
     check_align,
@@ -22,7 +23,6 @@ from jagbench.impl.kernels.arguments import (
     window_bounds,
 )
 from jagbench.impl.kernels.attention_launch import (
-    SOFTMAX_ID,
     BackwardCall,
     Bias,
     Mask,
@@ -260,7 +260,7 @@ def _backward(
             geometry=geometry,
             mask=Mask(left, right, align_end),
             schedule=Schedule.decode(schedule),
-            activation=SOFTMAX_ID,
+            activation=SOFTMAX.value,
             score_scale=scale * LOG2E,
             grad_scale=scale,
             bias=_kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry),
