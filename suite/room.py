@@ -36,14 +36,19 @@ def room_for(memory: float, device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    slot = SHARED_OUT * torch.cuda.get_device_properties(device).total_memory / SLOTS
+    total = torch.cuda.get_device_properties(device).total_memory
     with ExitStack() as held:
         if memory > SMALL:
-            _take(min(SLOTS, math.ceil(memory / slot)), held)
+            _take(slots_for(memory, total), held)
         try:
             yield
         finally:
             torch.cuda.empty_cache()
+
+
+def slots_for(memory: float, total: float) -> int:
+    """Slots that hold `memory` bytes on a GPU of `total` bytes; all of them for infinity."""
+    return math.ceil(min(SLOTS, memory * SLOTS / (SHARED_OUT * total)))
 
 
 def _take(count: int, held: ExitStack) -> None:

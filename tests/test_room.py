@@ -42,6 +42,13 @@ def test_calls_that_fit_together_do_not_wait():
         room._take(room.SLOTS // 2, second)
 
 
+def test_memory_is_rounded_up_to_slots_and_infinity_is_the_whole_gpu():
+    total = 100e9
+    slot = room.SHARED_OUT * total / room.SLOTS
+    asked = [1.0, slot, 1.5 * slot, total, math.inf]
+    assert [room.slots_for(memory, total) for memory in asked] == [1, 1, 2, room.SLOTS, room.SLOTS]
+
+
 def test_a_cpu_shares_nothing():
     with room.room_for(math.inf, torch.device("cpu")):
         pass
