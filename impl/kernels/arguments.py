@@ -123,23 +123,24 @@ def _check_batch(operator: str, q_offsets: Tensor | None, k_offsets: Tensor) -> 
 def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> None:
     """Values of an offsets tensor: from 0, non-decreasing, at most `total`; else ValueError.
 
-    Reads device memory, so the stream is waited for, once per tensor and version. Not done while
-    a CUDA graph is captured: the capture's warm-up run has done it.
+    Reads device memory, so the stream is waited for, once per tensor object and version. Not done
+    while a CUDA graph is captured: the capture's warm-up run has done it.
     """
     if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     state = version(offsets), total
     if state[0] is not None and _checked_offsets.get(offsets) == state:
         return
-    first, last = int(offsets[0]), int(offsets[-1])
+    host = offsets.cpu()  # the one wait
+    first, last = int(host[0]), int(host[-1])
     if first != 0:
         raise ValueError(f"{operator}: {name} must start at 0, got {first}")
-    falls = (offsets.diff() < 0).nonzero()
+    falls = (host.diff() < 0).nonzero()
     if falls.numel():
         at = int(falls[0])
         raise ValueError(
-            f"{operator}: {name} must not decrease, but entry {at} is {int(offsets[at])} and entry "
-            f"{at + 1} is {int(offsets[at + 1])}"
+            f"{operator}: {name} must not decrease, but entry {at} is {int(host[at])} and entry "
+            f"{at + 1} is {int(host[at + 1])}"
         )
     if last > total:
         raise ValueError(f"{operator}: {name} end at {last}, but there are {total} rows")
