@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
 import subprocess
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jagbench.version import __version__
+
+if TYPE_CHECKING:
+    from jagbench.result import Provenance
 
 
 @dataclass(frozen=True)
 class Environment:
     """What a reader must know to make a result again.
 
-    commit: of the checkout this package runs from; for a copy without history, what
-        JAGBENCH_COMMIT says; None for an installed wheel.
-    dirty: whether tracked files differed from the commit.
+    commit: what JAGBENCH_COMMIT says, for a copy of a checkout has no history, or another one; else
+        of the checkout this package runs from; None for an installed wheel.
+    dirty: whether tracked files differed from the commit; None where JAGBENCH_COMMIT speaks: a copy
+        cannot be compared with its commit.
     device: name of the accelerator, or the CPU's architecture; driver: version of its driver.
+    cpu: model of the host's processor.
     """
 
     jagbench: str
@@ -35,6 +45,7 @@ class Environment:
     device: str
     driver: str | None
     cuda: str | None
+    cpu: str | None = None
 
 
 def detect(device: torch.device | str = "cpu") -> Environment:
@@ -53,7 +64,54 @@ def detect(device: torch.device | str = "cpu") -> Environment:
         device=_device_name(device),
         driver=_driver() if device.type == "cuda" else None,
         cuda=torch.version.cuda,
+        cpu=_cpu(),
     )
+
+
+@cache
+def provenance(device: torch.device | str) -> Provenance:
+    """The environment as a record keeps it; looked up once a process and device."""
+    # Here, so that the suite, which keeps no records, runs where pydantic is not installed.
+    from jagbench.result import Provenance
+
+    return Provenance(**asdict(detect(device)))
+
+
+def source_hash(namespace: Any) -> str | None:
+    """Hash of the source that holds an implementation: 16 hex digits of SHA-256.
+
+    Of a package every `*.py` in it and below, of another module its file, of a class or an object
+    the module of the class. Names are relative, so that the hash is the same on every machine. None
+    where there is no source to read (an interactive session, a namespace of loose functions, a
+    compiled module).
+    """
+    if isinstance(namespace, SimpleNamespace):
+        return None
+    if isinstance(namespace, ModuleType):
+        module: ModuleType | None = namespace
+    else:
+        owner = namespace if isinstance(namespace, type) else type(namespace)
+        module = sys.modules.get(owner.__module__)
+    folders = tuple(getattr(module, "__path__", ()))
+    return _hash(getattr(module, "__file__", None), folders)
+
+
+@cache
+def _hash(file: str | None, folders: tuple[str, ...]) -> str | None:
+    found = [(p.relative_to(f).as_posix(), p) for f in folders for p in Path(f).rglob("*.py")]
+    if not folders and file is not None and file.endswith(".py"):
+        found = [(Path(file).name, Path(file))]
+    if not found:
+        return None
+    digest = hashlib.sha256()
+    for name, path in sorted(found):
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]
 
 
 def _version(distribution: str) -> str | None:
@@ -75,13 +133,37 @@ def _driver() -> str | None:
     return lines.splitlines()[0].strip() if lines else None
 
 
+def _cpu() -> str | None:
+    """Model of the processor; no folder separator, or it would look like a path."""
+    name = _cpu_from(Path("/proc/cpuinfo"))
+    if name is None and platform.system() == "Darwin":
+        name = _output(["sysctl", "-n", "machdep.cpu.brand_string"], None)
+    return " ".join((name or platform.processor()).replace("/", " ").split()) or None
+
+
+def _cpu_from(path: Path) -> str | None:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    # "model name" on x86; Arm kernels name the board at most.
+    names = ("model name", "hardware", "cpu model")
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip().lower() in names and value.strip():
+            return value.strip()
+    return None
+
+
 def _commit(root: Path) -> tuple[str | None, bool | None]:
+    told = os.environ.get("JAGBENCH_COMMIT", "").strip()
+    if told:
+        return told, None
     # An installed wheel may lie inside somebody else's checkout: only our own root counts.
     known = (root / "pyproject.toml").is_file() and (root / ".git").exists()
     commit = _output(["git", "rev-parse", "HEAD"], root) if known else None
     if commit is None:
-        # A copy of a checkout without its history is told which commit it is.
-        return os.environ.get("JAGBENCH_COMMIT"), None
+        return None, None
     status = _output(["git", "status", "--porcelain", "--untracked-files=no"], root)
     return commit.strip(), (None if status is None else bool(status.strip()))
 
