@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 
+from jagbench.impl.choices import configuration, pin
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
 from jagbench.impl.kernels.tuning import Schedule
@@ -22,6 +23,8 @@ def _namespace(schedule: Schedule) -> SimpleNamespace:
         jagged_attention=partial(jagged_attention, schedule=schedule),
         gdpa=partial(gdpa, schedule=schedule),
         __version__=__version__,
+        configuration=configuration,
+        pin=pin,
     )
 
 

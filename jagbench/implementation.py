@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Entry-point group in which packages offer implementations by a short name.
 ENTRY_POINT_GROUP = "jagbench.implementations"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call with all done that a caller could do once beforehand: padding, masks, plans, layout.
+
+    A namespace may offer `prepare(operator, inputs) -> Prepared | None`; its calls are then timed
+    with the preparation and without it.
+
+    tensors: the leaves ("q", "k", "v") in the kernel's own layout; call: the kernel alone, taking
+        them by keyword and returning the output.
+    upstream: gradient of the output, in the output's layout.
+    unpack: brings "out" or a gradient ("grad q") into the packed layout `[rows, heads, head_dim]`.
+    """
+
+    tensors: Mapping[str, Tensor]
+    call: Callable[..., Tensor]
+    upstream: Tensor
+    unpack: Callable[[str, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -20,11 +43,19 @@ class Implementation:
     name: as given on the command line.
     namespace: module or object that holds the operators.
     version: its `__version__`, or that of its distribution, or "unknown".
+    module: module it was loaded from; None for loose functions.
     """
 
     name: str
     namespace: Any
     version: str
+    module: ModuleType | None = None
+
+    @property
+    def source(self) -> ModuleType | None:
+        """What its source is: the package it was loaded from, or a module in no package."""
+        package = getattr(self.module, "__package__", None)
+        return sys.modules.get(package, self.module) if package else self.module
 
     def get(self, operator: str) -> Callable[..., Any]:
         """The callable for an operator.
@@ -46,12 +77,15 @@ def load(name: str) -> Implementation:
     from inside the module is passed on unchanged: it is the implementer's to see.
     """
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    namespace: Any
     for entry in entry_points:
         if entry.name == name:
-            return Implementation(name, entry.load(), _version(entry.value))
+            namespace = entry.load()
+            module = sys.modules[entry.value.partition(":")[0]]
+            return Implementation(name, namespace, _version(entry.value), module)
     module_name, _, attribute = name.partition(":")
     try:
-        namespace: Any = importlib.import_module(module_name)
+        namespace = module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise
@@ -65,7 +99,7 @@ def load(name: str) -> Implementation:
             namespace = getattr(namespace, part)
         except AttributeError as error:
             raise ValueError(f"--impl={name}: {error}") from error
-    return Implementation(name, namespace, _version(module_name, namespace))
+    return Implementation(name, namespace, _version(module_name, namespace), module)
 
 
 def of_functions(name: str, **functions: Callable[..., Any]) -> Implementation:

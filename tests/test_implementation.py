@@ -70,3 +70,10 @@ def test_an_object_that_is_not_in_the_module_is_named():
 def test_an_import_error_inside_the_module_is_the_implementers_to_see(module):
     with pytest.raises(ModuleNotFoundError, match="a_library_that_is_absent"):
         load(module("broken_kernels", "import a_library_that_is_absent\n"))
+
+
+def test_the_source_of_an_object_is_the_package_that_holds_it():
+    variant = load("jagbench.impl.variants:v1")
+    assert variant.source.__name__ == "jagbench.impl"
+    assert load("jagbench.reference").source.__name__ == "jagbench.reference"
+    assert of_functions("loose").source is None

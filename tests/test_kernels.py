@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from jagbench import workloads
+from jagbench import impl, workloads
 from jagbench.accuracy import judge
 from jagbench.bias import BucketedBias
 from jagbench.execution import run
 from jagbench.impl import gdpa, jagged_attention
+from jagbench.impl.kernels import tuning
 from jagbench.impl.kernels.jagged_attention import subtraction_guard_rate
 from jagbench.impl.kernels.tuning import Schedule, TileConfig
 from jagbench.inputs import Inputs
@@ -376,3 +377,35 @@ def test_a_second_call_with_the_same_offsets_does_not_wait_for_the_device(operat
 def test_smoke_workloads_that_exist_for_both_operators_are_offered() -> None:
     for operator in FUNCTIONS:
         assert len(workloads.select(operator=operator, purpose="smoke")) >= 40
+
+
+def test_tiles_can_be_pinned_and_are_reported() -> None:
+    tuning.pin_tiles({"softmax/128": "32x64 warps 4 stages 2"})
+    try:
+        pinned = tuning.table_config("softmax", torch.float16, 128, 128, 1 << 17)
+        assert pinned == TileConfig(32, 64, 4, 2)
+    finally:
+        tuning.pin_tiles({})
+    assert tuning.table_config("softmax", torch.float16, 128, 128, 1 << 17) != pinned
+    inputs = example("gdpa")
+    impl.configuration("gdpa", inputs)
+    run(gdpa, inputs, backward=True)
+    used = impl.configuration("gdpa", inputs)
+    assert any("query_gradient" in kernel for kernel in used)
+    assert all(str(TileConfig.parse(tiles)) == tiles for tiles in used.values())
+    assert impl.configuration("gdpa", inputs) == {}
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"softmax/96": "32x64 warps 4 stages 2"}, "softmax/128"),
+        ({"softmax/128": "32x64"}, "128x64 warps 8 stages 3"),
+        ({"softmax/128": "48x64 warps 4 stages 2"}, "got 48"),
+    ],
+)
+def test_a_bad_pin_changes_nothing(choices: dict[str, str], words: str) -> None:
+    before = tuning.table_config("softmax", torch.float16, 128, 128, 1 << 17)
+    with pytest.raises(ValueError, match=words):
+        tuning.pin_tiles(choices)
+    assert tuning.table_config("softmax", torch.float16, 128, 128, 1 << 17) == before

@@ -9,12 +9,14 @@ from types import MappingProxyType
 from jagbench.workload import Workload
 from jagbench.workloads.adversarial import adversarial
 from jagbench.workloads.attention import OPERATOR_NAMES
+from jagbench.workloads.comparison import comparison, tagged
 from jagbench.workloads.features import features
 from jagbench.workloads.published import published
 
 
 def _all() -> Iterator[Workload]:
-    yield from published()
+    yield from tagged(published())
+    yield from comparison()
     for operator in OPERATOR_NAMES:
         yield from features(operator)
         yield from adversarial(operator)

@@ -71,16 +71,21 @@ class Preset:
 def published() -> Iterator[Workload]:
     """Every published preset for every operator it suits."""
     for preset in _presets():
-        for suffix, shape, operators in preset.full:
-            for operator in operators:
-                name = f"{operator}-{preset.name}{suffix}"
-                yield _workload(preset, shape, operator, name, frozenset({"full"}))
+        yield from full_size(preset)
         if preset.smoke is None:
             continue
         for operator in dict.fromkeys(o for _, _, operators in preset.full for o in operators):
             name = f"{operator}-{preset.name}{preset.smoke_suffix}-smoke"
             purposes = frozenset({"smoke", "conformance"})
             yield _workload(preset, preset.smoke, operator, name, purposes)
+
+
+def full_size(preset: Preset) -> Iterator[Workload]:
+    """A preset's workloads at full size."""
+    for suffix, shape, operators in preset.full:
+        for operator in operators:
+            name = f"{operator}-{preset.name}{suffix}"
+            yield _workload(preset, shape, operator, name, frozenset({"full"}))
 
 
 def _workload(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -26,6 +27,17 @@ class TileConfig:
     block_k: int
     num_warps: int
     num_stages: int
+
+    def __str__(self) -> str:
+        return f"{self.block_q}x{self.block_k} warps {self.num_warps} stages {self.num_stages}"
+
+    @staticmethod
+    def parse(text: str) -> TileConfig:
+        """Inverse of `str`. Raises ValueError for anything else."""
+        found = re.fullmatch(r"(\d+)x(\d+) warps (\d+) stages (\d+)", text.strip())
+        if found is None:
+            raise ValueError(f"tiles are written '128x64 warps 8 stages 3', got {text!r}")
+        return TileConfig(*(int(number) for number in found.groups()))
 
     def __post_init__(self) -> None:
         for name, size in (("block_q", self.block_q), ("block_k", self.block_k)):
@@ -127,6 +139,38 @@ _TABLE: dict[tuple[Kernel, int], TileConfig] = {
 }
 
 
+#: Tiles of the kernels launched since `take_used`; tiles pinned in place of the table's.
+_used: dict[Kernel, TileConfig] = {}
+_pinned: dict[tuple[Kernel, int], TileConfig] = {}
+
+
+def take_used() -> dict[str, str]:
+    """Kernel -> tiles of the launches since the last call of this."""
+    found: dict[str, str] = {kernel: str(tiles) for kernel, tiles in sorted(_used.items())}
+    _used.clear()
+    return found
+
+
+def pin_tiles(choices: Mapping[str, str]) -> None:
+    """Use other tiles than the table's from now on, in this process; an empty mapping undoes it.
+
+    choices: "kernel/width" -> tiles, as "query_gradient/128": "128x32 warps 8 stages 3"; width is
+        the padded head dim (64, 128 or 256). Raises ValueError for a kernel or width not in the
+        table, and changes nothing then.
+    """
+    found = {}
+    for name, text in choices.items():
+        kernel, _, width = name.partition("/")
+        key = next((k for k in _TABLE if (k[0], str(k[1])) == (kernel, width)), None)
+        if key is None:
+            known = ", ".join(f"{k}/{w}" for k, w in _TABLE)
+            raise ValueError(f"no tiles are called {name!r}; there are {known}")
+        found[key] = TileConfig.parse(text)
+    _pinned.clear()
+    _pinned.update(found)
+    table_config.cache_clear()
+
+
 def padded(dim: int) -> int:
     """Width of the block that holds a head: the next power of two, at least 16 (a matrix step)."""
     return max(16, 1 << (dim - 1).bit_length())
@@ -143,12 +187,15 @@ def tile_config(
 
     like: a tensor of the call; its dtype and device count.
     """
-    if pinned is not None:
-        return pinned
-    if INTERPRET.value:
+    tiles = pinned
+    if tiles is None and INTERPRET.value:
         # Cost goes with the number of block operations: few and large.
-        return TileConfig(64, 64, 4, 1)
-    return table_config(kernel, like.dtype, qk_dim, v_dim, _shared_memory(like.device.index or 0))
+        tiles = TileConfig(64, 64, 4, 1)
+    if tiles is None:
+        limit = _shared_memory(like.device.index or 0)
+        tiles = table_config(kernel, like.dtype, qk_dim, v_dim, limit)
+    _used[kernel] = tiles
+    return tiles
 
 
 @cache
@@ -157,6 +204,8 @@ def table_config(
 ) -> TileConfig:
     """The table's tiles, cut until they fit `shared_limit` bytes of shared memory."""
     width = max(64, padded(qk_dim), padded(v_dim))
+    if (chosen := _pinned.get((kernel, width))) is not None:
+        return chosen
     if dtype == torch.float32:
         # IEEE products run on the plain ALUs, unrolled: small tiles, or registers spill.
         return TileConfig(32, 32, 4, 2) if width <= 128 else TileConfig(16, 32, 4, 1)

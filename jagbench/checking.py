@@ -1,0 +1,98 @@
+"""Check what a timed call computed, on random sequences, against the truth."""
+
+from __future__ import annotations
+
+import random
+import secrets
+
+import torch
+from torch import Tensor
+
+from jagbench import accuracy, result
+from jagbench.inputs import Inputs
+from jagbench.spec import SHARED
+from jagbench.timing import Outputs
+
+#: Query-key pairs of the sequences that are judged after a timed call.
+JUDGED_PAIRS = 1 << 22
+#: Most sequences judged after a timed call.
+JUDGED_SEQUENCES = 8
+
+
+class Wrong(Exception):
+    """A timed call computed something else than the operator."""
+
+
+def check(inputs: Inputs, outputs: Outputs) -> list[result.Accuracy]:
+    """Accuracies of a call's outputs in the packed layout; raises Wrong with the numbers.
+
+    Shapes and NaN are looked for everywhere, values in random sequences. Gradients of shared
+    arguments are sums over all sequences and are judged only where all of them are chosen.
+    """
+    for name, tensor in outputs.items():
+        _check_shape(name, tensor, inputs)
+    chosen = _some_sequences(inputs)
+    every = len(chosen) == inputs.num_sequences
+    cut = {
+        name: inputs.cut_output(name.removeprefix("grad "), tensor, chosen)
+        for name, tensor in outputs.items()
+        if every or not _is_shared(name, inputs)
+    }
+    if not chosen or not cut:
+        return []
+    verdicts = accuracy.judge(inputs.select(chosen), cut)
+    for verdict in verdicts:
+        if not verdict.ok:
+            raise Wrong(f"{verdict.name}: {verdict.problem}")
+    return [
+        result.Accuracy(
+            name=verdict.name,
+            error=verdict.error,
+            allowed=verdict.allowed,
+            naive=verdict.naive_error,
+        )
+        for verdict in verdicts
+    ]
+
+
+def outcome_of(error: Exception) -> tuple[result.Outcome, str]:
+    """The typed outcome of what an implementation raised, and the reason to record."""
+    text = f"{type(error).__name__}: {error}".strip()[:600]
+    if isinstance(error, NotImplementedError):
+        return "unsupported", str(error)[:600] or "NotImplementedError without a reason"
+    if isinstance(error, Wrong):
+        return "wrong", str(error)[:600]
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return "out of memory", text
+    return "crashed", text
+
+
+def _check_shape(name: str, tensor: Tensor, inputs: Inputs) -> None:
+    """Rows of outputs and gradients; NaN anywhere is found here, not only where it is judged."""
+    if name.startswith("grad "):
+        like = inputs.tensors()[name.removeprefix("grad ")]
+        if tensor.shape != like.shape:
+            raise Wrong(f"{name} has shape {tuple(tensor.shape)}, want {tuple(like.shape)}")
+    if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+        raise Wrong(f"{name} holds {int(torch.isnan(tensor).sum())} NaN")
+
+
+def _is_shared(name: str, inputs: Inputs) -> bool:
+    """Whether a gradient is summed over all sequences, so that some of them do not give it."""
+    return name.startswith("grad ") and inputs.layout_of(name.removeprefix("grad ")) == SHARED
+
+
+def _some_sequences(inputs: Inputs) -> list[int]:
+    """Random sequences, as many as the pairs to judge allow, at least one."""
+    order = list(range(inputs.num_sequences))
+    random.Random(secrets.randbits(64)).shuffle(order)
+    bounds = inputs.pair_bounds()
+    chosen: list[int] = []
+    pairs = 0
+    for sequence in order:
+        count = bounds[sequence + 1] - bounds[sequence]
+        if chosen and (pairs + count > JUDGED_PAIRS or len(chosen) == JUDGED_SEQUENCES):
+            break
+        chosen.append(sequence)
+        pairs += count
+    return sorted(chosen)

@@ -1,0 +1,156 @@
+"""A ring of inputs whose values are new before every call: what `timing` times.
+
+The tensors stay where they are; their rows are rolled by a random shift from call to call. So an
+implementation that remembers an earlier output gives a wrong one, and one that recognises its
+inputs has to read them.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagbench import result
+from jagbench.execution import gradient_name
+from jagbench.implementation import Implementation, Prepared
+from jagbench.inputs import Inputs
+from jagbench.spec import SHARED
+from jagbench.timing import Outputs
+
+
+class Ring:
+    """A `timing.Subject`: members hold the workload's values, rolled anew before every call."""
+
+    def __init__(
+        self, implementation: Implementation, source: Inputs, case: result.Case, members: int
+    ) -> None:
+        self.case, self.source = case, source
+        self._function = implementation.get(case.operator)
+        self._prepare: Callable[[str, Inputs], Prepared | None] | None = None
+        if case.preparation != "included":
+            self._prepare = implementation.namespace.prepare
+        self._inputs = [source.clone() for _ in range(members)]
+        self._calls: list[Callable[[], Outputs] | None] = [None] * members
+        self._prepared: list[Prepared | None] = [None] * members
+        self._random = random.Random(secrets.randbits(64))
+        self._ends = {
+            name: int(offsets[-1]) if (offsets := source.offsets(name)) is not None else None
+            for name in source.operator.offsets_arguments
+        }
+
+    @property
+    def members(self) -> int:
+        """Members of the ring."""
+        return len(self._inputs)
+
+    def inputs(self, member: int) -> Inputs:
+        """What a member's last call was given."""
+        return self._inputs[member]
+
+    def refresh(self, member: int) -> None:
+        """Roll the rows of every tensor of values; run what the region needs done before it."""
+        self._calls[member] = self._prepared[member] = None
+        shifts = {name: self._random.randrange(1, 1 << 30) for name in self._ends}
+        into, live = self.source.tensors(), self._inputs[member].tensors()
+        for name, tensor in live.items():
+            if tensor.is_floating_point():
+                self._roll(tensor, into[name], self.source.layout_of(name), shifts)
+        if self.source.upstream is not None and self._inputs[member].upstream is not None:
+            layout = self.source.operator.output_layout["out"]
+            self._roll(self._inputs[member].upstream, self.source.upstream, layout, shifts)
+        self._calls[member] = self._region(member)
+
+    def _roll(self, into: Any, source: Tensor, layout: str, shifts: Mapping[str, int]) -> None:
+        """Rows past the last offset stay as they are: they may hold what must not be read."""
+        if layout == SHARED or source.shape[0] < 2:
+            return
+        end = self._ends.get(layout)
+        rows = source.shape[0] if end is None else end
+        if rows > 1:
+            shift = shifts.get(layout, next(iter(shifts.values()), 1)) % rows
+            into[: rows - shift].copy_(source[shift:rows])
+            into[rows - shift : rows].copy_(source[:shift])
+
+    def call(self, member: int) -> Outputs:
+        """The region."""
+        call = self._calls[member]
+        assert call is not None, "refresh comes before every call"
+        return call()
+
+    def packed(self, member: int, outputs: Outputs) -> Outputs:
+        """Outputs of a member's last call in the packed layout."""
+        prepared = self._prepared[member]
+        if prepared is None or self.case.preparation != "excluded":
+            return outputs
+        return {name: prepared.unpack(name, tensor) for name, tensor in outputs.items()}
+
+    def _region(self, member: int) -> Callable[[], Outputs]:
+        inputs = self._inputs[member]
+        if self.case.preparation == "alone":
+            return lambda: self._keep(member, self._ready(inputs))
+        if self.case.preparation == "excluded":
+            prepared = self._ready(inputs)
+            self._prepared[member] = prepared
+            leaves = {n: t.detach().requires_grad_() for n, t in prepared.tensors.items()}
+            return _region(self.case.region, prepared.call, leaves, leaves, prepared.upstream)
+        wanted = [n for n in inputs.operator.differentiable if n in inputs.tensors()]
+        backward = self.case.region != "forward"
+        live = inputs.map(
+            lambda n, t: t.detach().requires_grad_(backward and n in wanted) if n in wanted else t
+        )
+        leaves = {name: live.tensors()[name] for name in wanted}
+
+        def function(**_: Tensor) -> Tensor:
+            out: Tensor | tuple[Tensor, ...] = live.call(self._function)
+            return out[0] if isinstance(out, tuple) else out
+
+        return _region(self.case.region, function, {}, leaves, inputs.upstream)
+
+    def _ready(self, inputs: Inputs) -> Prepared:
+        assert self._prepare is not None
+        prepared = self._prepare(self.case.operator, inputs)
+        if prepared is None:
+            raise NotImplementedError(f"nothing to prepare for {self.case.operator}")
+        return prepared
+
+    def _keep(self, member: int, prepared: Prepared) -> Outputs:
+        self._prepared[member] = prepared
+        return {}
+
+
+def _region(
+    region: result.Region,
+    function: Callable[..., Tensor],
+    arguments: Mapping[str, Tensor],
+    leaves: Mapping[str, Tensor],
+    upstream: Tensor | None,
+) -> Callable[[], Outputs]:
+    """The region as a function of nothing; a backward's graph is made here, before it is timed."""
+    names = [gradient_name(name) for name in leaves]
+
+    def gradients(out: Tensor) -> Outputs:
+        found = torch.autograd.grad(out, list(leaves.values()), upstream, allow_unused=True)
+        pairs = zip(names, leaves.values(), found, strict=True)
+        return {n: torch.zeros_like(x) if g is None else g for n, x, g in pairs}
+
+    def forward() -> Outputs:
+        with torch.no_grad():
+            return {"out": function(**arguments)}
+
+    def both() -> Outputs:
+        out = function(**arguments)
+        return {"out": out.detach(), **gradients(out)}
+
+    if region == "forward":
+        return forward
+    if region == "forward_backward":
+        return both
+    if region == "backward":
+        out = function(**arguments)
+        return lambda: gradients(out)
+    raise NotImplementedError(f"region {region!r} of a single operator: it has no optimiser step")
