@@ -1,0 +1,23 @@
+"""Public kernels as implementations: each module here is an adapter for `--impl=`.
+
+An adapter keeps the pinned signature, converts between conventions where that is exact, and raises
+NotImplementedError with a reason where its library cannot do what is asked or is not installed.
+Padding, masks and layout changes are part of the call; `prepare` does them beforehand.
+"""
+
+from collections.abc import Mapping
+
+#: What to give `--impl=`, by a short name.
+PEERS: Mapping[str, str] = {
+    "padded-sdpa-flash": "jagbench.peers.padded_sdpa:flash",
+    "padded-sdpa-cudnn": "jagbench.peers.padded_sdpa:cudnn",
+    "padded-sdpa-math": "jagbench.peers.padded_sdpa:math",
+    "varlen-attn": "jagbench.peers.varlen_attn",
+    "flex-attention": "jagbench.peers.flex_attention",
+    "nested-sdpa": "jagbench.peers.nested_sdpa",
+    "flash-attention-4": "jagbench.peers.flash_attention_4",
+    "fbgemm-jfa": "jagbench.peers.fbgemm_jfa",
+    "flash-linear-attention": "jagbench.peers.flash_linear_attention",
+}
+
+__all__ = ["PEERS"]
