@@ -1,0 +1,173 @@
+"""Which records may be compared: pairs of equal cases, and why the others are not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jagbench.result import Case, Record
+from jagbench.statistics import MINIMUM_SAMPLES
+
+By = Literal["implementation", "hardware"]
+Sessions = Literal["newest", "all"]
+Kind = Literal["unlike", "not measured", "not right", "too few samples", "missing"]
+
+#: Things in which two lone cases may differ, likeliest reason first, in words.
+_WORDS = {
+    "digest": "workload hash",
+    "hardware": "hardware",
+    "implementation": "implementation",
+    "dtype": "maths: dtype",
+    "region": "region",
+    "mode": "mode",
+    "preparation": "preparation",
+    "workload": "workload",
+    "operator": "maths: operator",
+}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A case that was not compared, and why."""
+
+    case: Case
+    held: str
+    kind: Kind
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Records of one case on both sides."""
+
+    case: Case
+    held: str
+    baseline: tuple[Record, ...]
+    candidate: tuple[Record, ...]
+
+
+#: What is held, and the case.
+Key = tuple[str, Case]
+
+
+def paired(
+    baseline: Sequence[Record], candidate: Sequence[Record], by: By, sessions: Sessions
+) -> tuple[list[Pair], tuple[Refused, ...]]:
+    """Pairs to compare, and every other case of either side with the reason.
+
+    Raises ValueError where a side holds two implementations (by hardware: two devices) of one case.
+    """
+    left = _by_key(baseline, by, sessions, "baseline")
+    right = _by_key(candidate, by, sessions, "candidate")
+    pairs: list[Pair] = []
+    refused: list[Refused] = []
+    for key, records in left.items():
+        if key in right:
+            pair = Pair(key[1], key[0], records, right[key])
+            reason = unfit(pair)
+            if reason is None:
+                pairs.append(pair)
+            else:
+                refused.append(reason)
+    return pairs, (*refused, *_unmatched(left, right, by))
+
+
+def _by_key(
+    records: Sequence[Record], by: By, sessions: Sessions, side: str
+) -> dict[Key, tuple[Record, ...]]:
+    """What is held and the case -> the records to take, in order of time."""
+    found: dict[Key, list[Record]] = defaultdict(list)
+    for record in records:
+        held = record.hardware if by == "implementation" else record.who.name
+        found[held, record.case].append(record)
+    for (held, case), group in found.items():
+        varied = {r.who.name if by == "implementation" else r.hardware for r in group}
+        if len(varied) > 1:
+            raise ValueError(
+                f"{side} holds {len(varied)} of {case.operator} {case.workload} on {held}: "
+                f"{', '.join(sorted(varied))}; choose one"
+            )
+    return {key: _newest(group, sessions) for key, group in found.items()}
+
+
+def _newest(records: Iterable[Record], sessions: Sessions) -> tuple[Record, ...]:
+    ordered = sorted(records, key=lambda record: record.date)
+    last = ordered[-1]
+    if sessions == "all":
+        return tuple(record for record in ordered if record.key == last.key)
+    return tuple(record for record in ordered if record.session == last.session)
+
+
+def unfit(pair: Pair) -> Refused | None:
+    """Why a pair cannot be compared: every reason, the kind of the first; None if it can."""
+    problems: list[tuple[Kind, str]] = []
+    for side, records in (("baseline", pair.baseline), ("candidate", pair.candidate)):
+        for record in records:
+            problems += [(kind, f"{side} {text}") for kind, text in _problems(record)]
+    clocks = {r.timing.clock for r in (*pair.baseline, *pair.candidate) if r.timing is not None}
+    if len(clocks) > 1:
+        problems.append(("unlike", f"unlike clocks: {' and '.join(sorted(clocks))}"))
+    if not problems:
+        return None
+    reasons = dict.fromkeys(reason for _, reason in problems)
+    return Refused(pair.case, pair.held, problems[0][0], "; ".join(reasons))
+
+
+def _problems(record: Record) -> list[tuple[Kind, str]]:
+    if record.outcome != "measured" or record.timing is None:
+        return [("not measured", f"is {record.outcome}: {record.reason}")]
+    found: list[tuple[Kind, str]] = [
+        ("not right", f"has error {a.error:.3g} of {a.name}, allowed {a.allowed:.3g}")
+        for a in record.accuracies
+        if a.error > a.allowed
+    ]
+    # Padding alone has no output to judge, and an empty batch no rows.
+    judged = record.accuracies or record.case.preparation == "alone" or not record.work.sequences
+    if not judged:
+        found.append(("not right", "has outputs that were not checked"))
+    samples = len(record.timing.samples_seconds)
+    if samples < MINIMUM_SAMPLES:
+        text = f"has {samples} samples, want at least {MINIMUM_SAMPLES}"
+        found.append(("too few samples", text))
+    return found
+
+
+def _unmatched(
+    baseline: Mapping[Key, object], candidate: Mapping[Key, object], by: By
+) -> list[Refused]:
+    """Cases of one side alone: beside the one of the other side that differs in one thing only."""
+    left = [key for key in baseline if key not in candidate]
+    right = [key for key in candidate if key not in baseline]
+    refused = []
+    for key in left:
+        near = [(other, unlike) for other in right if len(unlike := _unlike(key, other, by)) == 1]
+        near.sort(key=lambda found: list(_WORDS).index(found[1][0]))
+        if not near:
+            refused.append(_missing(key, "candidate"))
+            continue
+        other, (name,) = near[0]
+        right.remove(other)
+        refused.append(Refused(key[1], key[0], "unlike", _reason(key, other, name, by)))
+    return refused + [_missing(key, "baseline") for key in right]
+
+
+def _missing(key: Key, side: str) -> Refused:
+    return Refused(key[1], key[0], "missing", f"{side} has no record of it")
+
+
+def _fields(key: Key, by: By) -> dict[str, str]:
+    held = "hardware" if by == "implementation" else "implementation"
+    return {held: key[0], **{name: str(value) for name, value in key[1].model_dump().items()}}
+
+
+def _unlike(one: Key, other: Key, by: By) -> list[str]:
+    a, b = _fields(one, by), _fields(other, by)
+    return [name for name in a if a[name] != b[name]]
+
+
+def _reason(one: Key, other: Key, name: str, by: By) -> str:
+    a, b = _fields(one, by)[name], _fields(other, by)[name]
+    hint = " (compare by hardware)" if name == "hardware" else ""
+    return f"unlike {_WORDS[name]}: baseline {a}, candidate {b}{hint}"
