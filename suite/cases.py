@@ -20,6 +20,9 @@ from jagbench.workload import Workload
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+#: Tags of workloads whose time says something; the others show features and edges.
+TIMED_TAGS = frozenset({"comparison", "production", "published"})
+
 
 @dataclass(frozen=True)
 class Case:
@@ -62,14 +65,18 @@ class Case:
 def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
     """Give a test its `case` or `operator` parameters.
 
-    The mark `cases` says which: `every=True` for all workloads of the session, otherwise a few
-    small ones of each operator that together show its features (`cover`); `where` they fulfil it.
+    The mark `cases` says which: `every=True` for all workloads of the session, `timed=True` for
+    those worth a time, otherwise a few small ones of each operator that together show its features
+    (`cover`); `where` they fulfil it.
     """
     if "case" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("cases")
         options = dict(mark.kwargs) if mark is not None else {}
-        choose = every if options.pop("every", False) else cover
-        found = choose(settings, **options)
+        if options.pop("timed", False):
+            found = timed(settings)
+        else:
+            choose = every if options.pop("every", False) else cover
+            found = choose(settings, **options)
         metafunc.parametrize("case", [pytest.param(c, id=c.id, marks=_group(c)) for c in found])
     elif "operator" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("operators_with")
@@ -87,6 +94,12 @@ def every(settings: Settings, *, where: Callable[[Workload], bool] | None = None
     """Every workload of the session (that fulfils `where`) in each of its dtypes."""
     chosen = [w for w in settings.workloads if where is None or where(w)]
     return [Case(w, d) for w in chosen for d in dtypes_of(w, settings)]
+
+
+def timed(settings: Settings) -> list[Case]:
+    """The workloads named, or those of the session whose shapes are of real use; one dtype."""
+    chosen = [w for w in settings.workloads if settings.chosen or w.tags & TIMED_TAGS]
+    return [Case(w, d) for w in chosen for d in settings.dtypes or (settings.main_dtype,)]
 
 
 def dtypes_of(workload: Workload, settings: Settings) -> Sequence[torch.dtype]:

@@ -1,0 +1,1 @@
+"""Timings of the implementation through pytest-benchmark: `pytest suite/performance`."""
