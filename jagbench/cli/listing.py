@@ -1,39 +1,70 @@
-"""The `jagbench` command: what there is to judge, and on what."""
+"""`jagbench list` and `jagbench describe`: what there is to judge, and on what."""
 
 from __future__ import annotations
+
+import importlib.metadata
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from jagbench.hardware import DEVICES
+from jagbench.implementation import ENTRY_POINT_GROUP
+from jagbench.peers import PEERS
 from jagbench.reference import OPERATORS
-from jagbench.version import __version__
 from jagbench.workload import PURPOSES, Workload
 from jagbench.workloads import CATALOGUE, select, workload_from_text
 
-
-@click.group()
-@click.version_option(__version__, prog_name="jagbench")
-def main() -> None:
-    """Conformance suite and benchmark for jagged kernels. The tests themselves run by pytest."""
+KINDS = ("workloads", "operators", "implementations", "hardware")
 
 
-@main.command()
-def operators() -> None:
-    """List the operators: signature, definition, number of workloads."""
-    for operator in OPERATORS.values():
-        click.echo(f"{operator.name}{operator.signature}")
-        click.echo(f"    defined in: {operator.paper}")
-        click.echo(f"    gradients of: {', '.join(operator.differentiable)}")
-        click.echo(f"    workloads: {len(select(operator=operator.name))}")
-
-
-@main.command()
+@click.command("list")
+@click.argument("kind", type=click.Choice(KINDS), default="workloads")
 @click.option("--operator", type=click.Choice(sorted(OPERATORS)), help="Only of this operator.")
-@click.option("--purpose", type=click.Choice(PURPOSES), help="Only those that serve it.")
-@click.option("--tag", help="Only those with this tag.")
+@click.option("--purpose", type=click.Choice(PURPOSES), help="Only workloads that serve it.")
+@click.option("--tag", help="Only workloads with this tag.")
+def list_command(kind: str, operator: str | None, purpose: str | None, tag: str | None) -> None:
+    """List WORKLOADS (the default), operators, implementations or known hardware."""
+    if kind == "workloads":
+        workloads(operator, purpose, tag)
+    elif kind == "operators":
+        operators(operator)
+    elif kind == "implementations":
+        implementations()
+    else:
+        known_hardware()
+
+
+def operators(only: str | None) -> None:
+    """Signature, definition and number of workloads of every operator."""
+    for operator in OPERATORS.values():
+        if only in (None, operator.name):
+            click.echo(f"{operator.name}{operator.signature}")
+            click.echo(f"    defined in: {operator.paper}")
+            click.echo(f"    gradients of: {', '.join(operator.differentiable)}")
+            click.echo(f"    workloads: {len(select(operator=operator.name))}")
+
+
+def implementations() -> None:
+    """Names that --impl takes: entry points and peers; any other module path works too."""
+    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)):
+        click.echo(f"{entry.name:<32} {entry.value}")
+    for name, module in sorted(PEERS.items()):
+        click.echo(f"{name:<32} {module}")
+    click.echo("any other module or object: --impl=package.module or --impl=package.module:object")
+
+
+def known_hardware() -> None:
+    """Devices with a datasheet, and their dense peaks."""
+    for device in DEVICES:
+        peaks = ", ".join(f"{n} {rate / 1e12:g}" for n, rate in device.flop_per_second.items())
+        click.echo(device.names[0])
+        click.echo(f"    {peaks} TFLOP/s; {device.bytes_per_second / 1e12:g} TB/s")
+        click.echo(f"    {device.source} ({device.date})")
+
+
 def workloads(operator: str | None, purpose: str | None, tag: str | None) -> None:
-    """List workloads with their realised statistics."""
+    """Workloads with their realised statistics."""
     found = select(operator=operator, purpose=purpose, tag=tag)
     if not found:
         tags = sorted({t for w in CATALOGUE.values() for t in w.tags})
@@ -66,7 +97,7 @@ def _row(workload: Workload) -> tuple[str, ...]:
     )
 
 
-@main.command()
+@click.command()
 @click.argument("name")
 @click.option("--operator", type=click.Choice(sorted(OPERATORS)), default="jagged_attention",
               help="Operator of a replayed workload.")  # fmt: skip
@@ -79,7 +110,7 @@ def describe(name: str, operator: str) -> None:
         except (ValueError, ImportError) as error:
             raise click.ClickException(str(error)) from error
     if workload is None:
-        raise click.ClickException(f"no workload is named {name!r}; see `jagbench workloads`")
+        raise click.ClickException(f"no workload is named {name!r}; see `jagbench list`")
     for label, value in _description(workload):
         click.echo(f"{label:<18} {value}")
 

@@ -1,0 +1,6 @@
+"""`python -m jagbench`."""
+
+from jagbench.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="jagbench")
