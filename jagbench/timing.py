@@ -161,7 +161,7 @@ class StopRule:
     warmup_limit: float = 1.0
     flatness: float = 0.02
     relative_error: float = 0.01
-    least: int = 15
+    least: int = 24
     most: int = 200
     seconds: float = 2.0
 
