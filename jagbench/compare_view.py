@@ -177,7 +177,7 @@ def duration(seconds: float) -> str:
 def name_of(case: Case) -> str:
     """A case in words; the hash of its workload is left out."""
     parts = [case.operator, case.workload, case.dtype, case.region, case.mode]
-    if case.preparation != "included":
+    if case.preparation not in ("none", "included"):
         parts.append(f"preparation {case.preparation}")
     return " ".join(parts)
 

@@ -237,6 +237,9 @@ class Measurement:
             self._configuration["launched"] = ", ".join(name[:100] for name in opinion.kernels[:6])
             if apart := clocks_apart(opinion.first_clock, opinion.seconds):
                 self._flags.append(apart)
+        host = timing.host_seconds
+        if host is not None and host > timing.seconds:
+            self._flags.append(f"the host takes {host:.3e} s to issue a call, more than the device")
         if timing.spread > WIDE_SPREAD:
             self._flags.append(f"spread {timing.spread:.1%} between the 20 and 80 % quantiles")
         if throttled := self._monitor.state().throttled:

@@ -61,6 +61,8 @@ def paired(
     """
     left = _by_key(baseline, by, sessions, "baseline")
     right = _by_key(candidate, by, sessions, "candidate")
+    _stand_in(left, right)
+    _stand_in(right, left)
     pairs: list[Pair] = []
     refused: list[Refused] = []
     for key, records in left.items():
@@ -90,6 +92,24 @@ def _by_key(
                 f"{', '.join(sorted(varied))}; choose one"
             )
     return {key: _newest(group, sessions) for key, group in found.items()}
+
+
+def _stand_in(side: dict[Key, tuple[Record, ...]], other: Mapping[Key, object]) -> None:
+    """Where a side had nothing to prepare, set it beside what the other measured with and without.
+
+    It is charged for all it does, so it is not flattered by the comparison.
+    """
+    for held, case in [key for key in side if key[1].preparation == "none" and key not in other]:
+        views = [
+            view
+            for preparation in ("included", "excluded")
+            if (view := (held, case.model_copy(update={"preparation": preparation}))) in other
+        ]
+        records = side[held, case]
+        if views:
+            del side[held, case]
+        for view in views:
+            side.setdefault(view, records)
 
 
 def _newest(records: Iterable[Record], sessions: Sessions) -> tuple[Record, ...]:

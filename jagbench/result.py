@@ -21,7 +21,7 @@ Outcome = Literal[
 ]
 Region = Literal["forward", "backward", "forward_backward", "step"]
 Mode = Literal["cold", "steady"]
-Preparation = Literal["included", "excluded", "alone"]
+Preparation = Literal["none", "included", "excluded", "alone"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -52,7 +52,8 @@ class Case(Model):
     digest: hash of what decides the bytes of the inputs.
     mode: "cold" (L2 flushed, one call a sample) or "steady" (back to back, over a ring of inputs).
     preparation: whether padding, masks, plans and quantisation that a caller could do beforehand
-        are timed with the call ("included"), left out ("excluded"), or timed alone.
+        are timed with the call ("included"), left out ("excluded"), or timed alone; "none" where
+        the implementation has nothing to prepare: it then stands beside both of the first two.
     """
 
     operator: str
@@ -266,6 +267,16 @@ class Record(Model):
 
     def _per_second(self, amount: int) -> float | None:
         return amount / self.seconds if self.seconds else None
+
+
+def in_both_views(record: Record) -> tuple[Record, ...]:
+    """A record with nothing to prepare as one with and one without; any other as it is."""
+    if record.case.preparation != "none":
+        return (record,)
+    return tuple(
+        record.model_copy(update={"case": record.case.model_copy(update={"preparation": view})})
+        for view in ("included", "excluded")
+    )
 
 
 def ideal_seconds(work: Work, ceiling: Ceiling | None) -> float | None:

@@ -32,7 +32,7 @@ class Ring:
         self.case, self.source = case, source
         self._function = implementation.get(case.operator)
         self._prepare: Callable[[str, Inputs], Prepared | None] | None = None
-        if case.preparation != "included":
+        if case.preparation in ("excluded", "alone"):
             self._prepare = implementation.namespace.prepare
         self._inputs = [source.clone() for _ in range(members)]
         self._calls: list[Callable[[], Outputs] | None] = [None] * members

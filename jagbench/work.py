@@ -25,7 +25,7 @@ def cases(
     Where the implementation offers `prepare`, each region is measured with and without it, and the
     preparation alone beside the forward.
     """
-    preparations: tuple[result.Preparation, ...] = ("included",)
+    preparations: tuple[result.Preparation, ...] = ("none",)
     if callable(getattr(implementation.namespace, "prepare", None)):
         preparations = ("included", "excluded", "alone")
     for region in regions:

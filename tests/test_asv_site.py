@@ -207,7 +207,7 @@ def test_asv_finds_a_benchmark_per_workload_and_quantity(discovered):
         assert benchmark["unit"] == asv_format.QUANTITIES[benchmark["name"].split(".")[2]].unit
 
 
-CASE = ("jagbench.impl", "float32", "forward", "steady", "included")
+CASE = ("jagbench.impl", "float32", "forward", "steady", "none")
 
 
 @pytest.fixture

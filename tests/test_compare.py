@@ -129,6 +129,18 @@ def test_a_newer_failure_hides_an_older_time():
     assert found.refused[0].reason == "candidate is wrong: NaN in out"
 
 
+def test_what_has_nothing_to_prepare_stands_beside_both_views_of_what_has():
+    views = [record(preparation=view) for view in ("included", "excluded")]
+    plain = record(MINE, preparation="none")
+    found = compare(views, [plain])
+    assert {row.case.preparation for row in found.rows} == {"included", "excluded"}
+    assert found.refused == ()
+    turned = compare([plain], views[1:])
+    assert [row.case.preparation for row in turned.rows] == ["excluded"]
+    both = compare([record(preparation="none")], [plain])
+    assert [row.case.preparation for row in both.rows] == ["none"]
+
+
 # Refusals
 
 

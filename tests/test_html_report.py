@@ -267,6 +267,19 @@ def test_cases_that_the_heat_map_cannot_place_are_listed_under_it(page):
     assert "2 cases are not here, their names carry no length or no fill" in page.read_text()
 
 
+def test_what_has_nothing_to_prepare_is_shown_in_both_views(records):
+    def prepared(record, view):
+        case = record.case.model_copy(update={"preparation": view})
+        return record.model_copy(update={"case": case})
+
+    ours = [prepared(r, "none") for r in records if r.who.name == "jagbench.impl"]
+    peers = [prepared(r, "excluded") for r in records if r.who.name.endswith("fa4")]
+    shown = rows.gather([*ours, *peers], (), None).rows
+    views = {r.view.preparation for r in shown if r.implementation == "jagbench.impl"}
+    assert views == {"included", "excluded"}
+    assert {r.view.preparation for r in rows.gather(ours, (), None).rows} == {"included"}
+
+
 def test_standings_count_wins_and_keep_the_worst_three(records):
     contents = rows.gather(records, (), None)
     view = contents.views[0]

@@ -22,7 +22,7 @@ SETTINGS = Settings(rule=dataclasses.replace(QUICK, least=3, most=3), ceilings=F
 attention = reference.jagged_attention
 
 
-def case(region="forward", mode="cold", preparation="included", workload=WORKLOAD):
+def case(region="forward", mode="cold", preparation="none", workload=WORKLOAD):
     return result.Case(
         operator=workload.operator,
         workload=workload.name,
@@ -217,7 +217,7 @@ def test_a_preparation_is_timed_alone():
 
 def test_cases_name_preparations_only_where_there_are_any():
     plain = of_functions("plain", jagged_attention=attention)
-    assert {c.preparation for c in cases(plain, WORKLOAD, torch.float32)} == {"included"}
+    assert {c.preparation for c in cases(plain, WORKLOAD, torch.float32)} == {"none"}
     found = list(cases(of_namespace(prepared_namespace()), WORKLOAD, torch.float32))
     alone = [c for c in found if c.preparation == "alone"]
     assert {c.preparation for c in found} == {"included", "excluded", "alone"}

@@ -225,3 +225,40 @@ def test_nested_sdpa_is_causal_between_equal_lengths_only():
     inputs = shapes.attention("jagged_attention", [3, 5], [4, 5], causal=True)
     with pytest.raises(NotImplementedError, match="equal lengths"):
         run(nested_sdpa.jagged_attention, inputs)
+
+
+class _Watched(torch.autograd.Function):
+    """Identity that notes the strides of its output and of the gradient that comes back."""
+
+    seen: list[tuple[int, ...]] = []  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx, x):
+        _Watched.seen.append(x.stride())
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        _Watched.seen.append(gradient.stride())
+        return gradient
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_upstream_gradient_reaches_the_library_laid_out_as_its_output(monkeypatch, prepared):
+    inputs = smoke("jagged_attention-self-fill0.5-jagged-smoke")
+    sdpa = padded_sdpa.F.scaled_dot_product_attention
+    monkeypatch.setattr(_Watched, "seen", [])
+    monkeypatch.setattr(
+        padded_sdpa.F,
+        "scaled_dot_product_attention",
+        lambda *a, **o: _Watched.apply(sdpa(*a, **o)),
+    )
+    if prepared:
+        found = padded_sdpa.math.prepare("jagged_attention", inputs)
+        leaves = {n: x.detach().requires_grad_() for n, x in found.tensors.items()}
+        upstream = found.upstream.contiguous()
+        torch.autograd.grad(found.call(**leaves), list(leaves.values()), upstream)
+    else:
+        run(padded_sdpa.math.jagged_attention, inputs, backward=True)
+    forward, backward = _Watched.seen
+    assert forward == backward

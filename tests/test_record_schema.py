@@ -43,6 +43,7 @@ def test_the_first_golden_file_still_means_what_it_meant():
     assert second.date.isoformat() == "2026-11-30T20:00:01+01:00"
     assert third.reason == 'no kernel for float32 <b>&amp;</b> \u2028 \U0001f600 \0 "\\'
     assert third.case.preparation == "included"
+    assert last.case.preparation == "none"
     assert last.seconds == 0.375
     assert last.who.name == "../x:v1"
 

@@ -68,7 +68,7 @@ class Benchmark:
     workload: Workload
     quantity: Quantity
     param_names = PARAMETERS
-    params = (IMPLEMENTATIONS, (DTYPE,), REGIONS, MODES, ("included",))
+    params = (IMPLEMENTATIONS, (DTYPE,), REGIONS, MODES, ("none",))
     timeout = 900.0
 
     def setup_cache(self) -> str:

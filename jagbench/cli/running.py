@@ -266,8 +266,8 @@ def _title(record: Record) -> str:
     case = record.case
     return (
         f"{record.who.name} {case.workload} {case.dtype} {case.region} {case.mode} "
-        f"preparation {case.preparation}"
-    )
+        f"{f'preparation {case.preparation}' if case.preparation != 'none' else ''}"
+    ).rstrip()
 
 
 def _line(record: Record) -> str:

@@ -258,7 +258,7 @@ def compared_name(comparison: Comparison, row: Compared | Refused) -> str:
     """A compared case in words; with what both sides share where that is not one for all."""
     case = row.case
     parts = [case.workload, case.dtype, case.region, case.mode]
-    if case.preparation != "included":
+    if case.preparation not in ("none", "included"):
         parts.append(case.preparation)
     held = {one.held for one in comparison.rows} | {one.held for one in comparison.refused}
     if len(held) > 1:

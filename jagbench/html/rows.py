@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jagbench.published import Claim
-from jagbench.result import Case, Ceiling, Record, hardware_name, ideal_seconds
+from jagbench.result import (
+    Case,
+    Ceiling,
+    Record,
+    hardware_name,
+    ideal_seconds,
+    in_both_views,
+)
 
 if TYPE_CHECKING:
     from jagbench.compare import Comparison
@@ -131,7 +138,7 @@ def gather(
 ) -> Contents:
     """Newest record of each case, implementation and device, in the order they are shown in."""
     chosen = newest(records)
-    rows = _rows(chosen)
+    rows = _rows(_in_views(chosen))
     measured = sorted({r.implementation for r in rows}, key=_implementation_order)
     regions = sorted({r.record.case.region for r in rows}, key=_region_order)
     contents = Contents(
@@ -176,6 +183,23 @@ def _rows(chosen: Sequence[Record]) -> list[Row]:
             )
         )
     return rows
+
+
+def _in_views(records: Sequence[Record]) -> list[Record]:
+    """What had nothing to prepare once for every view that others are shown in."""
+
+    def place(record: Record) -> tuple[str, Case]:
+        return record.hardware, record.case.model_copy(update={"preparation": "none"})
+
+    without = {place(record) for record in records if record.case.preparation == "excluded"}
+    return [
+        view
+        for record in records
+        for view in in_both_views(record)
+        if record.case.preparation != "none"
+        or view.case.preparation == "included"
+        or place(record) in without
+    ]
 
 
 def newest(records: Sequence[Record]) -> list[Record]:
@@ -277,11 +301,16 @@ def _ratios(records: Sequence[Record]) -> dict[int, float]:
 
 
 def _views(rows: Sequence[Row]) -> tuple[View, ...]:
-    """Every view, the one to open with first: whole calls, cold, the most measured."""
-    measured = Counter(r.view for r in rows if r.record.seconds is not None)
+    """Every view, the one to open with first: most implementations, whole calls, cold."""
+    timed = [row for row in rows if row.record.seconds is not None]
+    measured = Counter(row.view for row in timed)
+    who: defaultdict[View, set[str]] = defaultdict(set)
+    for row in timed:
+        who[row.view].add(row.implementation)
 
-    def order(view: View) -> tuple[bool, bool, int, View]:
-        return (view.preparation != "included", view.mode != "cold", -measured[view], view)
+    def order(view: View) -> tuple[int, bool, bool, int, View]:
+        whole, cold = view.preparation == "included", view.mode == "cold"
+        return (-len(who[view]), not whole, not cold, -measured[view], view)
 
     return tuple(sorted({r.view for r in rows}, key=order))
 

@@ -190,16 +190,24 @@ def packed_plan(
     return Plan(kernel, pack, unpack, notes)
 
 
-class _ContiguousGradient(torch.autograd.Function):
-    """Identity whose gradient is contiguous: several backwards refuse any other."""
+class _GradientLaidOutLikeIt(torch.autograd.Function):
+    """Identity whose gradient has its strides.
+
+    Several backwards refuse any others, and cuDNN's in torch 2.11 is silently wrong: it keeps one
+    plan for all strides of the upstream gradient, those of the first it met.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.strides = x.stride()
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0].contiguous()
+        gradient = gradients[0]
+        if gradient.stride() == ctx.strides:
+            return gradient
+        return gradient.new_empty_strided(gradient.shape, ctx.strides).copy_(gradient)
 
 
 def hide_blind_rows(lse: Tensor) -> Tensor:
@@ -211,12 +219,12 @@ def _attend(call: Call, plan: Plan) -> Result:
     result = plan.kernel(*(plan.pack(n, x) for n, x in zip("qkv", _values(call), strict=True)))
     if isinstance(result, tuple):
         out, lse = result
-        return plan.unpack("out", _contiguous_gradient(out)), plan.unpack("lse", lse)
-    return plan.unpack("out", _contiguous_gradient(result))
+        return plan.unpack("out", _gradient_like(out)), plan.unpack("lse", lse)
+    return plan.unpack("out", _gradient_like(result))
 
 
-def _contiguous_gradient(out: Tensor) -> Tensor:
-    return _ContiguousGradient.apply(out)  # type: ignore[no-any-return, no-untyped-call]
+def _gradient_like(out: Tensor) -> Tensor:
+    return _GradientLaidOutLikeIt.apply(out)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _values(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,7 +287,7 @@ def _prepared(call: Call, plan: Plan, inputs: Inputs) -> Prepared:
 
     def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         result = plan.kernel(q, k, v)
-        return result[0] if isinstance(result, tuple) else result
+        return _gradient_like(result[0] if isinstance(result, tuple) else result)
 
     def unpack(name: str, tensor: Tensor) -> Tensor:
         packed = plan.unpack(name, tensor)

@@ -1,0 +1,95 @@
+"""Write README's table of TFLOP/s from the records under results/.
+
+    python benchmarks/readme_table.py            rewrite the block between the markers
+    python benchmarks/readme_table.py --check    fail if it is not what the records say
+
+A cell is forward / backward of the newest record, bf16, cold, without what a caller can prepare
+beforehand (padding, masks, longest lengths); ours prepares nothing and is charged for all it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jagbench import store
+from jagbench.result import Record
+from jagbench.workloads import select
+from jagbench.workloads.comparison import TAG
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- comparison: made by benchmarks/readme_table.py -->", "<!-- comparison ends -->"
+REGIONS = ("forward", "backward")
+HARDWARE = "nvidia-h200"
+PEERS = "jagbench.peers."
+
+
+def records() -> list[Record]:
+    """Records that may stand in the table, oldest first."""
+    found = [
+        record
+        for path in sorted((ROOT / "results" / HARDWARE).glob("*.jsonl"))
+        for record in store.read(path).records
+        if record.case.mode == "cold"
+        and record.case.dtype == "bfloat16"
+        and record.case.preparation in ("none", "excluded")
+    ]
+    return sorted(found, key=lambda record: record.date)
+
+
+def cell(found: Sequence[Record], who: str, workload: str) -> str:
+    """Forward / backward of an implementation on a workload."""
+    parts = []
+    for region in REGIONS:
+        mine = [
+            record
+            for record in found
+            if record.who.name == who
+            and record.case.workload == workload
+            and record.case.region == region
+        ]
+        rate = mine[-1].flop_per_second if mine else None
+        parts.append(f"{rate / 1e12:.0f}" if rate else mine[-1].outcome if mine else "–")
+    return " / ".join(parts)
+
+
+def table() -> str:
+    """The block between the markers, an operator after the other."""
+    lines: list[str] = []
+    everything = records()
+    for operator in ("jagged_attention", "gdpa"):
+        found = [record for record in everything if record.case.operator == operator]
+        names = sorted(
+            {r.who.name for r in found}, key=lambda name: (name != "jagbench.impl", name)
+        )
+        if not found:
+            continue
+        head = [name.removeprefix(PEERS) for name in names]
+        lines += [f"| `{operator}`, TFLOP/s forward / backward | {' | '.join(head)} |"]
+        lines += [f"| --- |{' --- |' * len(names)}"]
+        for workload in select(operator=operator, purpose="full", tag=TAG):
+            cells = [cell(found, name, workload.name) for name in names]
+            lines.append(f"| {workload.name.removeprefix(operator + '-')} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join([BEGIN, "", *lines, END])
+
+
+def main() -> None:
+    """Rewrite or check the block in README.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    path = ROOT / "README.md"
+    text = path.read_text()
+    start, stop = text.index(BEGIN), text.index(END) + len(END)
+    wanted = text[:start] + table() + text[stop:]
+    if options.check and wanted != text:
+        sys.exit("README.md: the table is not what the records say; run benchmarks/readme_table.py")
+    if not options.check:
+        path.write_text(wanted)
+
+
+if __name__ == "__main__":
+    main()
