@@ -141,3 +141,11 @@ def test_a_device_node_tells_an_nvidia_device(tmp_path):
     assert not check_torch().has_nvidia_device(tmp_path)
     (tmp_path / "nvidia0").touch()
     assert check_torch().has_nvidia_device(tmp_path)
+
+
+def test_the_table_in_the_readme_is_what_the_records_say():
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "readme_table.py", "--check"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
