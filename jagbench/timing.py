@@ -219,6 +219,8 @@ class Sampler:
     def warm(self, steady: Callable[[], bool] = lambda: True) -> None:
         """Call until time, clock and power are flat; `steady` says whether the last two are."""
         rule, seconds = self.rule, list[float]()
+        if rule.warmup_limit == 0 and self.clock.name == "wall":
+            return  # nothing to get flat, and no head start to measure
         began = time.perf_counter()
         while True:
             sample = self._take()

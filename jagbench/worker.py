@@ -8,8 +8,10 @@ line before each case already holds the record of a crash, for the parent to kee
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -161,8 +163,16 @@ def _pin(implementation: Any, choices: Mapping[str, str]) -> None:
     pin(choices)
 
 
+def _die_with_parent() -> None:
+    """Ask Linux for the end when the parent is gone: a hung kernel would keep the device."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+
+
 def main() -> None:
     """Read a request from standard input; write lines to the file descriptor named."""
+    _die_with_parent()
     request = Request.from_json(sys.stdin.read())
     if request.device == "cpu":
         os.environ.setdefault(INTERPRETER, "1")

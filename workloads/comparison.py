@@ -29,7 +29,6 @@ PRESETS = (
     "self-fill1.0-smoke",
     "cross-kv256-smoke",
     "tb-pma-smoke",
-    "hstu-smoke",
 )
 
 _OURS = Preset(
