@@ -18,6 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from jagbench.exact import exact_maths
 from jagbench.execution import Outcome, run
 from jagbench.inputs import Inputs
 from jagbench.spec import PAIRS, SHARED
@@ -72,6 +73,11 @@ def judge(
     inputs: the call, with its upstream gradient if the outcome holds gradients.
     outcome: what the implementation returned (`execution.run`).
     """
+    with exact_maths():
+        return _judge(inputs, outcome, pairs_per_slice)
+
+
+def _judge(inputs: Inputs, outcome: Outcome, pairs_per_slice: int | None) -> list[Accuracy]:
     backward = any(name.startswith("grad ") for name in outcome)
     options = {"return_lse": True} if "lse" in outcome else {}
     operator = inputs.operator
@@ -181,9 +187,11 @@ class _Meter:
         return next(int(t.shape[0]) for n, t in tensors.items() if layouts.get(n) == self.layout)
 
     def _add(self, value: Tensor, truth: Tensor, naive: Tensor, part: Sequence[int] | None) -> None:
+        # A naive run that overflows where the truth does not excuses nothing.
+        over = torch.isfinite(truth) & ~torch.isfinite(naive)
         errors = {
             "e": difference(value, truth),
-            "n": difference(naive, truth),
+            "n": torch.where(over, 0.0, difference(naive, truth)),
             "t": torch.where(torch.isfinite(truth), truth, 0.0).abs(),
         }
         for key, error in errors.items():
@@ -320,10 +328,15 @@ def _size(truth: float, terms: float) -> float:
 
 
 def difference(value: Tensor, truth: Tensor) -> Tensor:
-    """|value - truth| in float64; equal infinities differ by 0, a NaN or stray infinity by inf."""
+    """|value - truth| in float64; equal infinities differ by 0, a NaN or stray infinity by inf.
+
+    An infinity is right, too, where the truth is beyond the range of the value's dtype.
+    """
     wide = value.to(torch.float64)
     gap = (wide - truth).abs()
-    return torch.where(wide == truth, 0.0, torch.where(torch.isfinite(gap), gap, math.inf))
+    beyond = torch.isinf(wide) & (wide * truth > 0) & (truth.abs() > torch.finfo(value.dtype).max)
+    right = (wide == truth) | beyond
+    return torch.where(right, 0.0, torch.where(torch.isfinite(gap), gap, math.inf))
 
 
 def _unravel(flat: int, shape: torch.Size) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ def check(inputs: Inputs, outputs: Outputs) -> list[result.Accuracy]:
     arguments are sums over all sequences and are judged only where all of them are chosen.
     """
     for name, tensor in outputs.items():
-        _check_shape(name, tensor, inputs)
+        _check_form(name, tensor, inputs)
     chosen = _some_sequences(inputs)
     every = len(chosen) == inputs.num_sequences
     cut = {
@@ -55,24 +55,60 @@ def check(inputs: Inputs, outputs: Outputs) -> list[result.Accuracy]:
     ]
 
 
+def plain(name: str, tensor: object) -> None:
+    """Raises Wrong for anything but a torch tensor (or torch's own nested one).
+
+    A subclass may put its work off until somebody looks at it, after the clock has stopped.
+    """
+    own = isinstance(tensor, Tensor) and (type(tensor) is Tensor or tensor.is_nested)
+    if not own:
+        raise Wrong(f"{name} is of type {type(tensor).__name__}, want a plain Tensor")
+
+
+def unwritten(now: Inputs, given: Inputs) -> None:
+    """Raises Wrong where a call has written into its arguments."""
+    pairs = [(name, tensor, given.tensors()[name]) for name, tensor in now.tensors().items()]
+    if now.upstream is not None and given.upstream is not None:
+        pairs.append(("the upstream gradient", now.upstream, given.upstream))
+    for name, tensor, held in pairs:
+        same = tensor == held
+        if tensor.is_floating_point():
+            same |= tensor.isnan() & held.isnan()
+        if not bool(same.all()):
+            raise Wrong(f"{int((~same).sum())} values of {name} were written by the call")
+
+
+def brief(value: object, most: int) -> str:
+    """Text of a value that JSON can hold, cut to a length."""
+    text = str(value).encode("utf-8", "replace").decode()
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def outcome_of(error: Exception) -> tuple[result.Outcome, str]:
     """The typed outcome of what an implementation raised, and the reason to record."""
-    text = f"{type(error).__name__}: {error}".strip()[:600]
+    text = brief(f"{type(error).__name__}: {error}".strip(), 600)
     if isinstance(error, NotImplementedError):
-        return "unsupported", str(error)[:600] or "NotImplementedError without a reason"
+        return "unsupported", brief(error, 600) or "NotImplementedError without a reason"
     if isinstance(error, Wrong):
-        return "wrong", str(error)[:600]
+        return "wrong", brief(error, 600)
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
         return "out of memory", text
     return "crashed", text
 
 
-def _check_shape(name: str, tensor: Tensor, inputs: Inputs) -> None:
-    """Rows of outputs and gradients; NaN anywhere is found here, not only where it is judged."""
-    if name.startswith("grad "):
-        like = inputs.tensors()[name.removeprefix("grad ")]
-        if tensor.shape != like.shape:
-            raise Wrong(f"{name} has shape {tuple(tensor.shape)}, want {tuple(like.shape)}")
+def _check_form(name: str, tensor: Tensor, inputs: Inputs) -> None:
+    """Type, dtype and shape of the whole; NaN anywhere is found here, not only where it is judged.
+
+    A coarser dtype would be judged by its own roundoff: an output has the dtype of the inputs, a
+    gradient that of its argument.
+    """
+    plain(name, tensor)
+    argument = name.removeprefix("grad ")
+    like = inputs.upstream if name == "out" else inputs.tensors().get(argument)
+    if like is not None and (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+        raise Wrong(
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)}, want {like.dtype} {tuple(like.shape)}"
+        )
     if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
         raise Wrong(f"{name} holds {int(torch.isnan(tensor).sum())} NaN")
 

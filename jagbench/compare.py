@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar
 
 from scipy import stats
 
-from jagbench import statistics
+from jagbench import pairing, statistics
 from jagbench.pairing import By, Pair, Refused, Sessions, paired, unfit
-from jagbench.result import Case, Record
+from jagbench.result import Case, Record, failures
 from jagbench.selection import Selection, describe, resolve
 from jagbench.statistics import Verdict
 
@@ -47,7 +47,8 @@ class Row:
     ratio: candidate's seconds over baseline's; low, high: its interval (`statistics.Estimate`).
     p, q: of no difference, before and after adjustment for the family; p_same, q_same: of a
         difference beyond the band.
-    flags: doubts noted on the records ("baseline: throttled: ...").
+    flags: doubts noted on the records ("baseline: throttled: ..."), and failures of the same code
+        on the same case in the same place ("candidate: also wrong in session 0a1b2c3d").
     """
 
     case: Case
@@ -84,8 +85,8 @@ class Comparison:
     """What `compare` found.
 
     baseline, candidate: the sides in words. rows: worst first. refused: what was not compared.
-    notes: differences of versions and drivers between the sides, which may explain ratios; damaged
-        lines of a file.
+    notes: differences of versions and drivers between the sides, and of what autotuners chose in
+        records of the same code, which may explain ratios; damaged lines of a file.
     strict: whether what is undecided or refused fails (`exit_code`).
     """
 
@@ -198,10 +199,11 @@ def compare(
     band: ratios within 1 + band and its inverse are the same for any practical purpose.
     alpha: level of the intervals and of both families of tests.
     by: "implementation" (or commit): the hardware must be equal; "hardware": the implementation.
-    sessions: "newest" takes all samples of a case's newest session; "all" those of every session
-        that ran the same source, commit and versions as the newest.
+    sessions: "newest" takes all samples of the session of a case's last record; "all" those of
+        every session. Either way only of the source, commit and versions of that record. Which is
+        last the order of the records says, not their dates.
 
-    Refused: unlike maths, regions, workload hashes or hardware; a side whose newest record of the
+    Refused: unlike maths, regions, workload hashes or hardware; a side whose last record of the
     case has no time to rely on; an output that was not checked or is over its allowed error; cases
     of one side alone. Raises ValueError where a side holds two implementations of one case (two
     devices, by hardware): choose one.
@@ -241,7 +243,7 @@ def a_a(records: Sequence[Record], *, band: float = 0.02, alpha: float = 0.05) -
     alarms = sum(row.verdict in ("faster", "slower") for row in rows)
     return FalseAlarms(
         comparison=Comparison(
-            "first", "second", "implementation", band, alpha, ordered, tuple(refused)
+            "first", "second", "implementation", band, alpha, ordered, tuple(refused), _notes(pairs)
         ),
         how=tuple(how[place] for place in order),
         alarms=alarms,
@@ -285,7 +287,7 @@ def _found_beside(side: Selection | Sequence[Record]) -> tuple[str, ...]:
 
 
 def _samples(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Session -> samples, of all records of the session in order of time."""
+    """Session -> samples, of all records of the session in the order they were kept in."""
     samples: dict[str, list[float]] = defaultdict(list)
     for record in records:
         samples[record.session] += record.timing.samples_seconds if record.timing else ()
@@ -319,18 +321,18 @@ def _rows(pairs: Sequence[Pair], band: float, alpha: float) -> list[Row]:
 def _flags(pair: Pair) -> tuple[str, ...]:
     sides = (("baseline", pair.baseline), ("candidate", pair.candidate))
     found = [f"{side}: {flag}" for side, records in sides for r in records for flag in r.flags]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys((*found, *pair.doubts)))
 
 
 def _notes(pairs: Sequence[Pair]) -> tuple[str, ...]:
-    """Versions in which the two sides of any pair differ."""
+    """Versions in which the two sides of any pair differ, and choices within one key."""
     found: dict[str, None] = {}
     for pair in pairs:
         a, b = pair.baseline[-1].provenance, pair.candidate[-1].provenance
         for name in _PLACE:
             if getattr(a, name) != getattr(b, name):
                 found[f"{name}: baseline {getattr(a, name)}, candidate {getattr(b, name)}"] = None
-    return tuple(found)
+    return (*found, *pairing.configurations(pairs))
 
 
 def _selves(records: Sequence[Record]) -> tuple[list[Pair], list[Refused], list[How]]:
@@ -342,9 +344,11 @@ def _selves(records: Sequence[Record]) -> tuple[list[Pair], list[Refused], list[
     pairs: list[Pair] = []
     refused: list[Refused] = []
     how: list[How] = []
-    for group in same.values():
-        for first, second, kind in _twice(sorted(group, key=lambda record: record.date)):
-            pair = Pair(first.case, f"{first.hardware}, {first.who.name}", (first,), (second,))
+    failed = failures(records)
+    for key, group in same.items():
+        for first, second, kind in _twice(group):
+            held = f"{first.hardware}, {first.who.name}"
+            pair = Pair(first.case, held, (first,), (second,), failed.get(key, ()))
             reason = unfit(pair)
             if reason is not None:
                 refused.append(reason)

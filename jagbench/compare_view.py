@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jagbench.compare import Comparison, FalseAlarms, Refused, Row
+from jagbench.plain import safe
 from jagbench.published import Claim
 from jagbench.result import Case, Record
 
@@ -58,7 +59,7 @@ def lines(comparison: Comparison) -> list[str]:
         *map(_refused, comparison.refused),
         summary(comparison),
     ]
-    return [_safe(line) for line in found]
+    return [safe(line) for line in found]
 
 
 def table(comparison: Comparison) -> Table:
@@ -71,7 +72,7 @@ def table(comparison: Comparison) -> Table:
     for row in comparison.rows:
         cells = (f"{row.ratio:.3f}", _interval(row), duration(row.baseline_seconds),
                  duration(row.candidate_seconds), f"{row.q:.2g}",
-                 "\n".join(map(_safe, (_where(row), *row.flags))))  # fmt: skip
+                 "\n".join(map(safe, (_where(row), *row.flags))))  # fmt: skip
         verdict = Text(row.verdict, style=_STYLES[row.verdict])
         shown.add_row(verdict, *(Text(cell) for cell in cells))
     return shown
@@ -122,12 +123,12 @@ def show_by_hardware(
     names = ("kind", "hardware", "implementation", "seconds", "TFLOP/s", "of datasheet",
              "of measured ceiling", "note")  # fmt: skip
     for title, group in _by_heading(by_hardware(records, claims)):
-        shown = Table(title=Text(_safe(title)), title_justify="left")
+        shown = Table(title=Text(safe(title)), title_justify="left")
         for name in names:
             shown.add_column(name, overflow="fold")
         for line in group:
             cells = (line.kind, line.hardware, line.implementation, *_figures(line), line.note)
-            shown.add_row(*(Text(_safe(cell)) for cell in cells))
+            shown.add_row(*(Text(safe(cell)) for cell in cells))
         console.print(shown)
 
 
@@ -145,13 +146,13 @@ def hardware_lines(records: Sequence[Record], claims: Sequence[Claim] = ()) -> l
             parts += [f"{ceiling} of measured ceiling"] if ceiling else []
             parts += [line.note] if line.note else []
             found.append("  " + "  ".join(parts))
-    return [_safe(line) for line in found]
+    return [safe(line) for line in found]
 
 
 def by_hardware(records: Sequence[Record], claims: Sequence[Claim] = ()) -> list[Line]:
-    """Newest record of each case, device and implementation; published claims after, as claims."""
+    """Last record of each case, device and implementation; published claims after, as claims."""
     newest: dict[tuple[Case, str, str], Record] = {}
-    for record in sorted(records, key=lambda record: record.date):
+    for record in records:
         newest[record.case, record.hardware, record.who.name] = record
     hashes: dict[str, set[str]] = defaultdict(set)
     for case, _, _ in newest:
@@ -250,12 +251,7 @@ def _notes(comparison: Comparison) -> list[str]:
     return [f"note: {note}" for note in comparison.notes]
 
 
-def _safe(text: str) -> str:
-    """One line that moves no cursor, whatever a record holds."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
 def _print(found: Iterable[str], console: Console) -> None:
     """Lines as they are: no markup in names, no wrapping of long ones."""
     for line in found:
-        console.print(_safe(line), markup=False, highlight=False, soft_wrap=True, emoji=False)
+        console.print(safe(line), markup=False, highlight=False, soft_wrap=True, emoji=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,11 @@ from jagbench.version import __version__
 
 if TYPE_CHECKING:
     from jagbench.result import Provenance
+
+#: Endings of the files that make an implementation what it is.
+SOURCES = (
+    ".py", ".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp", ".so", ".cubin", ".ptx", ".hsaco",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,10 +87,13 @@ def provenance(device: torch.device | str) -> Provenance:
 def source_hash(namespace: Any) -> str | None:
     """Hash of the source that holds an implementation: 16 hex digits of SHA-256.
 
-    Of a package every `*.py` in it and below, of another module its file, of a class or an object
-    the module of the class. Names are relative, so that the hash is the same on every machine. None
-    where there is no source to read (an interactive session, a namespace of loose functions, a
-    compiled module).
+    Of a package every file in it and below whose name ends in one of `SOURCES`; of another module
+    its file and those in its folder and below that it imports, however indirectly, by statements
+    anywhere in it (not what happens to be loaded, or the hash would depend on what else runs), with
+    the compiled code and kernels beside it. Of a class or an object the module of the class.
+    Names are relative, so that the hash of the same files is the same on every machine. None where
+    there is no source to read (an interactive session, a namespace of loose functions, a compiled
+    module).
     """
     if isinstance(namespace, SimpleNamespace):
         return None
@@ -93,14 +103,16 @@ def source_hash(namespace: Any) -> str | None:
         owner = namespace if isinstance(namespace, type) else type(namespace)
         module = sys.modules.get(owner.__module__)
     folders = tuple(getattr(module, "__path__", ()))
-    return _hash(getattr(module, "__file__", None), folders)
+    package = getattr(module, "__name__", "").rpartition(".")[0]
+    return _hash(getattr(module, "__file__", None), folders, package)
 
 
 @cache
-def _hash(file: str | None, folders: tuple[str, ...]) -> str | None:
-    found = [(p.relative_to(f).as_posix(), p) for f in folders for p in Path(f).rglob("*.py")]
+def _hash(file: str | None, folders: tuple[str, ...], package: str = "") -> str | None:
+    found = {(p.relative_to(f).as_posix(), p) for f in folders for p in _sources(Path(f))}
     if not folders and file is not None and file.endswith(".py"):
-        found = [(Path(file).name, Path(file))]
+        path = Path(file)
+        found = {(p.relative_to(path.parent).as_posix(), p) for p in _with_helpers(path, package)}
     if not found:
         return None
     digest = hashlib.sha256()
@@ -112,6 +124,52 @@ def _hash(file: str | None, folders: tuple[str, ...]) -> str | None:
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    return (p for p in folder.rglob("*") if p.suffix in SOURCES and p.is_file())
+
+
+def _with_helpers(file: Path, package: str) -> set[Path]:
+    """A module's file and what it imports from its folder and below."""
+    folder = file.parent
+    # Beside a module that was installed lies everybody else's code.
+    if not package and folder.name in ("site-packages", "dist-packages"):
+        return {file}
+    found = {file, *(p for p in folder.glob("*") if p.suffix in SOURCES and p.suffix != ".py")}
+    waiting = [file]
+    while waiting:
+        path = waiting.pop()
+        for name in _imported(path, folder, package):
+            inner = folder.joinpath(*name.split("."))
+            helpers = [inner.with_name(inner.name + ".py")]
+            helpers += _sources(folder / name.partition(".")[0])
+            new = {helper for helper in helpers if helper.is_file()} - found
+            found |= new
+            waiting += [helper for helper in new if helper.suffix == ".py"]
+    return found
+
+
+def _imported(file: Path, folder: Path, package: str) -> set[str]:
+    """Dotted names, from the folder on, that a file may import; some may be no modules."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    inside = file.parent.relative_to(folder).parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = (*package.split("."), *inside) if package else inside
+                kept = parts[: len(parts) - node.level + 1]
+                base = ".".join((*kept, *((base,) if base else ())))
+            names |= {base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)}
+    start = f"{package}." if package else ""
+    return {n.removeprefix(start) for n in names if n.startswith(start)} - {""}
 
 
 def _version(distribution: str) -> str | None:

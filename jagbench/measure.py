@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from jagbench import environment, hardware, result
-from jagbench.checking import check, outcome_of
+from jagbench.checking import brief, check, outcome_of, unwritten
 from jagbench.implementation import Implementation
 from jagbench.inputs import Inputs
 from jagbench.monitor import Monitor
@@ -42,6 +42,8 @@ RING_OF_CACHES = 3
 MOST_MEMBERS = 64
 #: Spread of the quantiles over the median that a record is flagged for.
 WIDE_SPREAD = 0.05
+#: Choices an implementation may describe, and the characters of each, that a record keeps.
+MOST_CHOICES, MOST_TEXT = 64, 500
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,9 @@ class Measurement:
         with self._guarded():
             clock = clock_for(self.device)
             members = self._members(clock)
-            self._describe()  # forget the launches of earlier cases
             ring = Ring(self.implementation, self._source, self.case, members)
             self._ring = ring
+            self._describe()  # forget the launches of earlier cases
             ring.refresh(0)
             self._verify(0, ring.call(0))
             self._peak = peak_memory(ring, self.device)
@@ -204,18 +206,25 @@ class Measurement:
 
     def _verify(self, member: int, outputs: Outputs) -> None:
         """Judge a call's outputs on random sequences; raises Wrong with the numbers."""
-        if self.case.preparation == "alone":
-            return
         packed = self._ring.packed(member, outputs)
-        for found in check(self._ring.inputs(member), packed):
+        given = self._ring.given(member)
+        unwritten(self._ring.inputs(member), given)
+        for found in check(given, packed):
             self._accuracies[found.name] = found
 
     def _describe(self) -> dict[str, str]:
         describe = getattr(self.implementation.namespace, "configuration", None)
         if not callable(describe):
             return {}
-        found = describe(self.case.operator, self._source)
-        return {str(name): str(value) for name, value in found.items()}
+        try:
+            found = dict(describe(self.case.operator, self._ring.inputs(0)))
+        except Exception as error:  # a description is no reason to do without the time
+            self._flags.append(f"configuration raised {type(error).__name__}: {brief(error, 200)}")
+            return {}
+        return {
+            brief(name, 100): brief(value, MOST_TEXT)
+            for name, value in list(found.items())[:MOST_CHOICES]
+        }
 
     def _timing(self) -> result.Timing:
         sampler = self._sampler

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jagbench.result import Case, Record
+from jagbench.result import Case, Record, failures
 from jagbench.statistics import MINIMUM_SAMPLES
 
 By = Literal["implementation", "hardware"]
@@ -40,12 +40,16 @@ class Refused:
 
 @dataclass(frozen=True)
 class Pair:
-    """Records of one case on both sides."""
+    """Records of one case on both sides.
+
+    doubts: failures of what is compared that stand beside its times ("candidate: also wrong ...").
+    """
 
     case: Case
     held: str
     baseline: tuple[Record, ...]
     candidate: tuple[Record, ...]
+    doubts: tuple[str, ...] = ()
 
 
 #: What is held, and the case.
@@ -59,15 +63,21 @@ def paired(
 
     Raises ValueError where a side holds two implementations (by hardware: two devices) of one case.
     """
-    left = _by_key(baseline, by, sessions, "baseline")
-    right = _by_key(candidate, by, sessions, "candidate")
-    _stand_in(left, right)
-    _stand_in(right, left)
+    present = [{(_held(r, by), r.case) for r in side} for side in (baseline, candidate)]
+    left = _by_key(baseline, present[1], by, sessions, "baseline")
+    right = _by_key(candidate, present[0], by, sessions, "candidate")
+    failed = [failures(side) for side in (baseline, candidate)]
     pairs: list[Pair] = []
     refused: list[Refused] = []
     for key, records in left.items():
         if key in right:
-            pair = Pair(key[1], key[0], records, right[key])
+            sides = (("baseline", records), ("candidate", right[key]))
+            doubts = tuple(
+                f"{name}: {text}"
+                for (name, taken), found in zip(sides, failed, strict=True)
+                for text in found.get(taken[-1].key, ())
+            )
+            pair = Pair(key[1], key[0], records, right[key], doubts)
             reason = unfit(pair)
             if reason is None:
                 pairs.append(pair)
@@ -76,14 +86,39 @@ def paired(
     return pairs, (*refused, *_unmatched(left, right, by))
 
 
+def configurations(pairs: Sequence[Pair]) -> tuple[str, ...]:
+    """Choices in which records of one key differ: not one program was timed, but several."""
+    found: dict[str, tuple[dict[str, None], list[str]]] = {}
+    for pair in pairs:
+        groups: dict[tuple[str, ...], list[Mapping[str, str]]] = defaultdict(list)
+        for record in (*pair.baseline, *pair.candidate):
+            groups[record.key].append(record.configuration)
+        for group in groups.values():
+            for name in sorted({name for one in group for name in one}):
+                values = dict.fromkeys(one.get(name, "nothing") for one in group)
+                if len(values) > 1:
+                    seen, cases = found.setdefault(name, ({}, []))
+                    seen.update(values)
+                    cases.append(f"{pair.case.workload} {pair.case.region}")
+    return tuple(
+        f"configuration differs between records of the same code: {name}: {', '.join(seen)} "
+        f"({cases[0]}{f' and {len(cases) - 1} more' if len(cases) > 1 else ''})"
+        for name, (seen, cases) in found.items()
+    )
+
+
+def _held(record: Record, by: By) -> str:
+    return record.hardware if by == "implementation" else record.who.name
+
+
 def _by_key(
-    records: Sequence[Record], by: By, sessions: Sessions, side: str
+    records: Sequence[Record], other: Collection[Key], by: By, sessions: Sessions, side: str
 ) -> dict[Key, tuple[Record, ...]]:
-    """What is held and the case -> the records to take, in order of time."""
+    """What is held and the case -> the records to take, in the order they were kept in."""
     found: dict[Key, list[Record]] = defaultdict(list)
     for record in records:
-        held = record.hardware if by == "implementation" else record.who.name
-        found[held, record.case].append(record)
+        for key in _places(record, other, by):
+            found[key].append(record)
     for (held, case), group in found.items():
         varied = {r.who.name if by == "implementation" else r.hardware for r in group}
         if len(varied) > 1:
@@ -91,33 +126,34 @@ def _by_key(
                 f"{side} holds {len(varied)} of {case.operator} {case.workload} on {held}: "
                 f"{', '.join(sorted(varied))}; choose one"
             )
-    return {key: _newest(group, sessions) for key, group in found.items()}
+    return {key: _taken(group, sessions) for key, group in found.items()}
 
 
-def _stand_in(side: dict[Key, tuple[Record, ...]], other: Mapping[Key, object]) -> None:
-    """Where a side had nothing to prepare, set it beside what the other measured with and without.
+def _places(record: Record, other: Collection[Key], by: By) -> list[Key]:
+    """Where a record is set: what had nothing to prepare beside what had, with and without it.
 
     It is charged for all it does, so it is not flattered by the comparison.
     """
-    for held, case in [key for key in side if key[1].preparation == "none" and key not in other]:
-        views = [
-            view
-            for preparation in ("included", "excluded")
-            if (view := (held, case.model_copy(update={"preparation": preparation}))) in other
-        ]
-        records = side[held, case]
-        if views:
-            del side[held, case]
-        for view in views:
-            side.setdefault(view, records)
+    held = _held(record, by)
+    own = (held, record.case)
+    if record.case.preparation != "none":
+        return [own]
+    views = [
+        view
+        for preparation in ("included", "excluded")
+        if (view := (held, record.case.model_copy(update={"preparation": preparation}))) in other
+    ]
+    return views if views and own not in other else [own, *views]
 
 
-def _newest(records: Iterable[Record], sessions: Sessions) -> tuple[Record, ...]:
-    ordered = sorted(records, key=lambda record: record.date)
-    last = ordered[-1]
-    if sessions == "all":
-        return tuple(record for record in ordered if record.key == last.key)
-    return tuple(record for record in ordered if record.session == last.session)
+def _taken(records: Sequence[Record], sessions: Sessions) -> tuple[Record, ...]:
+    """Of the last record's measurement all of its session, or of all sessions.
+
+    The order is that of the file: a clock that was set back must not hide what came later.
+    """
+    last = records[-1]
+    same = [record for record in records if record.key == last.key]
+    return tuple(r for r in same if sessions == "all" or r.session == last.session)
 
 
 def unfit(pair: Pair) -> Refused | None:
@@ -150,6 +186,8 @@ def _problems(record: Record) -> list[tuple[Kind, str]]:
     samples = len(record.timing.samples_seconds)
     if samples < MINIMUM_SAMPLES:
         text = f"has {samples} samples, want at least {MINIMUM_SAMPLES}"
+        if record.timing.clock == "wall":
+            text += " (a CPU's quick run is not for comparing; use --budget)"
         found.append(("too few samples", text))
     return found
 

@@ -7,6 +7,7 @@ from these models (`jagbench schema`).
 from __future__ import annotations
 
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
@@ -23,13 +24,16 @@ Region = Literal["forward", "backward", "forward_backward", "step"]
 Mode = Literal["cold", "steady"]
 Preparation = Literal["none", "included", "excluded", "alone"]
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+#: Bounds keep every rate, share and ratio of two of them finite and other than zero.
+Seconds = Annotated[float, Field(ge=1e-12, le=1e9, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1e-3, le=1e24, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-12, le=1e24, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Model(BaseModel):
-    """Frozen; refuses fields it does not know, infinities and NaN."""
+    """Frozen; refuses fields it does not know, infinities, NaN and numbers beyond any device."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -92,13 +96,13 @@ class Timing(Model):
     peak_memory_bytes: allocated in the region beyond what was before; None on a CPU.
     """
 
-    samples_seconds: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    calls_per_sample: Annotated[int, Field(ge=1)] = 1
+    samples_seconds: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    calls_per_sample: Annotated[int, Field(ge=1, le=2**63 - 1)] = 1
     clock: Literal["cuda events", "wall"]
     unmet: str | None = None
-    second_clock_seconds: Positive | None = None
-    profiled_seconds: Positive | None = None
-    host_seconds: NotNegative | None = None
+    second_clock_seconds: Seconds | None = None
+    profiled_seconds: Seconds | None = None
+    host_seconds: Annotated[float, Field(ge=0, le=1e9)] | None = None
     peak_memory_bytes: Count | None = None
 
     @property
@@ -139,8 +143,8 @@ class Ceiling(Model):
     source: "measured", or the document; date: when it was measured or read (ISO).
     """
 
-    flop_per_second: Positive | None
-    bytes_per_second: Positive | None
+    flop_per_second: Rate | None
+    bytes_per_second: Rate | None
     source: str
     date: str
 
@@ -155,7 +159,7 @@ class DeviceState(Model):
     memory_clock_hz: NotNegative | None = None
     power_watts: NotNegative | None = None
     power_limit_watts: NotNegative | None = None
-    temperature_celsius: float | None = None
+    temperature_celsius: Annotated[float, Field(ge=-274, le=1e6)] | None = None
     throttled: tuple[str, ...] | None = None
 
 
@@ -267,6 +271,21 @@ class Record(Model):
 
     def _per_second(self, amount: int) -> float | None:
         return amount / self.seconds if self.seconds else None
+
+
+def failures(records: Sequence[Record]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Key of a measurement -> what else became of it, with the sessions and how often."""
+    counts: dict[tuple[str, ...], Counter[tuple[str, str]]] = defaultdict(Counter)
+    for record in records:
+        if record.outcome != "measured":
+            counts[record.key][record.outcome, record.session] += 1
+    return {
+        key: tuple(
+            f"also {outcome} in session {session}" + (f" ({count} times)" if count > 1 else "")
+            for (outcome, session), count in found.items()
+        )
+        for key, found in counts.items()
+    }
 
 
 def in_both_views(record: Record) -> tuple[Record, ...]:

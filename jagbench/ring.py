@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from jagbench import result
+from jagbench.checking import Wrong, plain
 from jagbench.execution import gradient_name
 from jagbench.implementation import Implementation, Prepared
 from jagbench.inputs import Inputs
@@ -37,6 +38,8 @@ class Ring:
         self._inputs = [source.clone() for _ in range(members)]
         self._calls: list[Callable[[], Outputs] | None] = [None] * members
         self._prepared: list[Prepared | None] = [None] * members
+        self._shifts: list[dict[str, int]] = [{} for _ in range(members)]
+        self._flipped: list[tuple[str, ...]] = [()] * members
         self._random = random.Random(secrets.randbits(64))
         self._ends = {
             name: int(offsets[-1]) if (offsets := source.offsets(name)) is not None else None
@@ -49,25 +52,42 @@ class Ring:
         return len(self._inputs)
 
     def inputs(self, member: int) -> Inputs:
-        """What a member's last call was given."""
+        """A member's tensors as they are now."""
         return self._inputs[member]
+
+    def given(self, member: int) -> Inputs:
+        """What a member's last call was given, made anew from the workload.
+
+        An implementation may have written into its arguments: it is judged by what they held.
+        """
+        made = self.source.clone()
+        self._fill(made, self._shifts[member])
+        for name in self._flipped[member]:
+            made.tensors()[name].neg_()
+        return made
 
     def refresh(self, member: int) -> None:
         """Roll the rows of every tensor of values; run what the region needs done before it."""
         self._calls[member] = self._prepared[member] = None
-        shifts = {name: self._random.randrange(1, 1 << 30) for name in self._ends}
-        into, live = self.source.tensors(), self._inputs[member].tensors()
-        for name, tensor in live.items():
-            if tensor.is_floating_point():
-                self._roll(tensor, into[name], self.source.layout_of(name), shifts)
-        if self.source.upstream is not None and self._inputs[member].upstream is not None:
-            layout = self.source.operator.output_layout["out"]
-            self._roll(self._inputs[member].upstream, self.source.upstream, layout, shifts)
+        self._flipped[member] = ()
+        self._shifts[member] = {name: self._random.randrange(1, 1 << 30) for name in self._ends}
+        self._fill(self._inputs[member], self._shifts[member])
         self._calls[member] = self._region(member)
+
+    def _fill(self, into: Inputs, shifts: Mapping[str, int]) -> None:
+        """Offsets and other integers stay: writing them would make every call look at them anew."""
+        values = self.source.tensors()
+        for name, tensor in into.tensors().items():
+            if tensor.is_floating_point():
+                self._roll(tensor, values[name], self.source.layout_of(name), shifts)
+        if self.source.upstream is not None and into.upstream is not None:
+            layout = self.source.operator.output_layout["out"]
+            self._roll(into.upstream, self.source.upstream, layout, shifts)
 
     def _roll(self, into: Any, source: Tensor, layout: str, shifts: Mapping[str, int]) -> None:
         """Rows past the last offset stay as they are: they may hold what must not be read."""
         if layout == SHARED or source.shape[0] < 2:
+            into.copy_(source)
             return
         end = self._ends.get(layout)
         rows = source.shape[0] if end is None else end
@@ -85,9 +105,18 @@ class Ring:
     def packed(self, member: int, outputs: Outputs) -> Outputs:
         """Outputs of a member's last call in the packed layout."""
         prepared = self._prepared[member]
-        if prepared is None or self.case.preparation != "excluded":
+        if prepared is None:
             return outputs
-        return {name: prepared.unpack(name, tensor) for name, tensor in outputs.items()}
+        if self.case.preparation == "alone":
+            with torch.no_grad():
+                outputs = {"out": prepared.call(**prepared.tensors)}
+        packed = {}
+        for name, tensor in outputs.items():
+            plain(name, tensor)
+            packed[name] = prepared.unpack(name, tensor)
+            if bool(prepared.unpack(name, torch.zeros_like(tensor)).any()):
+                raise Wrong(f"{name} unpacked from zeros is not 0: unpacking may only move values")
+        return packed
 
     def _region(self, member: int) -> Callable[[], Outputs]:
         inputs = self._inputs[member]
@@ -96,6 +125,7 @@ class Ring:
         if self.case.preparation == "excluded":
             prepared = self._ready(inputs)
             self._prepared[member] = prepared
+            self._flip(member, prepared)
             leaves = {n: t.detach().requires_grad_() for n, t in prepared.tensors.items()}
             return _region(self.case.region, prepared.call, leaves, leaves, prepared.upstream)
         wanted = [n for n in inputs.operator.differentiable if n in inputs.tensors()]
@@ -116,7 +146,24 @@ class Ring:
         prepared = self._prepare(self.case.operator, inputs)
         if prepared is None:
             raise NotImplementedError(f"nothing to prepare for {self.case.operator}")
+        if not isinstance(prepared, Prepared):
+            raise Wrong(f"prepare returned {type(prepared).__name__}, want Prepared")
         return prepared
+
+    def _flip(self, member: int, prepared: Prepared) -> None:
+        """Change signs of some of q, k, v after the preparation, so that the call must read them.
+
+        Columns beyond the head dim, in which an adapter may keep a mask, are left alone.
+        """
+        live = self._inputs[member].tensors()
+        names = [name for name in prepared.tensors if name in live]
+        chosen = [name for name in names if self._random.random() < 0.5] or names[:1]
+        for name in chosen:
+            tensor, given = prepared.tensors[name], live[name]
+            tensor.detach()[..., : given.shape[-1]].neg_()
+            if tensor.untyped_storage().data_ptr() != given.untyped_storage().data_ptr():
+                given.neg_()
+        self._flipped[member] = tuple(chosen)
 
     def _keep(self, member: int, prepared: Prepared) -> Outputs:
         self._prepared[member] = prepared

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal, Protocol
 
 import torch
@@ -25,6 +25,9 @@ from torch import Tensor
 Outputs = Mapping[str, Tensor]
 #: Bytes written to flush the caches of a CPU, and of a device that does not tell its size.
 DEFAULT_CACHE_BYTES = 32 << 20
+#: Taken when this is imported, as `perf_counter` is: an implementation may patch torch later. Any:
+#: torch leaves its constructor without types.
+_EVENT: Any = torch.cuda.Event
 #: Longest head start given to the host, in seconds of device time.
 LONGEST_LEAD = 0.02
 
@@ -77,9 +80,9 @@ class WallClock:
 
     def time(self, function: Callable[[], Any], lead: float) -> tuple[float, float]:
         """Wall-clock seconds, twice: the host is the device."""
-        start = time.perf_counter()
+        start = perf_counter()
         function()
-        seconds = time.perf_counter() - start
+        seconds = perf_counter() - start
         return seconds, seconds
 
 
@@ -106,8 +109,7 @@ class CudaClock:
         return max(min(seconds), 1e-6)
 
     def _events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        event: Any = torch.cuda.Event  # torch leaves its constructor without types
-        return event(enable_timing=True), event(enable_timing=True)
+        return _EVENT(enable_timing=True), _EVENT(enable_timing=True)
 
     def flush(self) -> None:
         """Write twice the L2 cache's size."""
@@ -120,9 +122,9 @@ class CudaClock:
         for _ in range(max(1, math.ceil(min(lead, LONGEST_LEAD) / self._flush_seconds))):
             self.flush()
         start.record()
-        began = time.perf_counter()
+        began = perf_counter()
         function()
-        host = time.perf_counter() - began
+        host = perf_counter() - began
         stop.record()
         stop.synchronize()
         return _between(start, stop), host
@@ -221,14 +223,14 @@ class Sampler:
         rule, seconds = self.rule, list[float]()
         if rule.warmup_limit == 0 and self.clock.name == "wall":
             return  # nothing to get flat, and no head start to measure
-        began = time.perf_counter()
+        began = perf_counter()
         while True:
             sample = self._take()
             # Twice what the host needs: it is never as quick as in its best call.
             self.lead = 2.0 * sample.host_seconds * self.calls_per_sample
             seconds.append(sample.seconds)
             del sample
-            spent = time.perf_counter() - began
+            spent = perf_counter() - began
             flat = _flat(seconds, rule.flatness) and steady()
             if spent >= rule.warmup_seconds and (flat or rule.warmup_limit == 0):
                 break
@@ -242,7 +244,7 @@ class Sampler:
     def take(self) -> Sample:
         """One sample that counts."""
         if self._began is None:
-            self._began = time.perf_counter()
+            self._began = perf_counter()
         sample = self._take()
         self.samples.append(sample.seconds)
         self.host.append(sample.host_seconds)
@@ -257,7 +259,7 @@ class Sampler:
         error = median_error(self.samples)
         if error <= rule.relative_error:
             return True
-        spent = time.perf_counter() - (self._began or 0.0)
+        spent = perf_counter() - (self._began or 0.0)
         if count < rule.most and spent < rule.seconds:
             return False
         limit = f"{count} samples" if count >= rule.most else f"{spent:.2f} s"

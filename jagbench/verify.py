@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from jagbench.plain import safe
 from jagbench.result import Ceiling, Record, ideal_seconds
 from jagbench.store import Reading, damaged_path, file_name, read
 
@@ -55,7 +56,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.path}:{self.line}" if self.line else f"{self.path}"
-        return f"{place}: {self.severity}: {self.text}"
+        return safe(f"{place}: {self.severity}: {self.text}")
 
 
 Finding = tuple[Literal["error", "note"], str]
@@ -102,11 +103,16 @@ def _of_file(path: Path) -> Iterator[Finding]:
 
 
 def _of_order(reading: Reading) -> Iterator[tuple[int, Finding]]:
-    seen: dict[tuple[str, ...], int] = {}
+    seen: dict[tuple[str, ...], dict[str, int]] = {}
     for line, record in zip(reading.lines, reading.records, strict=True):
-        if record.key in seen:
-            yield line, ("note", f"same case, code and place as line {seen[record.key]}")
-        seen.setdefault(record.key, line)
+        lines = seen.setdefault(record.key, {})
+        opposite = {"measured": "wrong", "wrong": "measured"}.get(record.outcome, "")
+        if opposite in lines:
+            yield line, ("error", f"{record.outcome}, but line {lines[opposite]}, of the same "
+                         f"case, code and place, is {opposite}")  # fmt: skip
+        elif lines:
+            yield line, ("note", f"same case, code and place as line {min(lines.values())}")
+        lines.setdefault(record.outcome, line)
     for (_, before), (line, after) in pairwise(zip(reading.lines, reading.records, strict=True)):
         if after.date < before.date:
             yield line, ("note", f"older than the record before it: {after.date.isoformat()}")

@@ -3,19 +3,35 @@
 Started by `jagbench.run`. A kernel that hangs or kills the process takes only this one with it: the
 line before each case already holds the record of a crash, for the parent to keep.
 
-    python -m jagbench.worker FD < request.json
+    python -m jagbench.worker FD PARENT < request.json
+
+FD: where the lines go; PARENT: process that started this one. Lines are JSON objects:
+{"start": record of a crash}, {"record": record}, {"skipped": workload, "reason": text} and, last,
+{"end": true}.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import hashlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import torch
+
+    from jagbench.implementation import Implementation
+    from jagbench.measure import Measurement, Settings
+    from jagbench.result import Case, Record
+    from jagbench.workload import Workload
+
+Line = dict[str, Any]
 
 #: Set before torch and triton are imported: kernels are bound when they are decorated.
 INTERPRETER = "TRITON_INTERPRET"
@@ -27,7 +43,8 @@ class Request:
 
     implementation: as for `--impl`. against: a second one whose samples alternate with the first's.
     workloads, dtypes, regions, modes, device: the cases. quick: the short rule, for an interpreter.
-    finished: keys of records not to measure again. pin: choices for the implementation to pin.
+    finished: keys of records not to measure again, of two implementations both keys in one.
+    pin: choices for the implementation to pin; they become part of its version.
     session: name of the run; budget: seconds of sampling a case; ceilings, second_clock: as
     `measure.Settings`.
     """
@@ -63,60 +80,80 @@ class Request:
 
 
 def serve(request: Request, out: TextIO) -> None:
-    """Measure everything asked for; each case's start and record go out as a JSON line."""
-
-    def say(**line: Any) -> None:
+    """Measure everything asked for; what happens goes out as JSON lines."""
+    for line in _events(request):
         out.write(json.dumps(line) + "\n")
         out.flush()
-
-    for kind, text in _events(request):
-        say(**{kind: json.loads(text)})
-    say(end=True)
+    out.write(json.dumps({"end": True}) + "\n")
 
 
-def _events(request: Request) -> Iterator[tuple[str, str]]:
-    """("start", a record of the crash it would be) and ("record", the record), as JSON."""
+def _events(request: Request) -> Iterator[Line]:
+    """Lines of all workloads. One that cannot be set up is skipped with the reason."""
     import torch
 
-    from jagbench import measure, result
     from jagbench.implementation import load
 
     names = [request.implementation] + ([request.against] if request.against else [])
     implementations = [load(name) for name in names]
     if request.pin is not None:
-        for implementation in implementations:
-            _pin(implementation, request.pin)
+        implementations = [_pinned(each, request.pin) for each in implementations]
+    measured = False
+    for name in request.workloads:
+        for text in request.dtypes:
+            open_cases = 0
+            try:
+                for line in _of_workload(request, implementations, name, getattr(torch, text)):
+                    open_cases += 1 if "start" in line else -1
+                    measured = True
+                    yield line
+            except Exception as error:
+                # After a device error every later call of this process fails: only a new one helps.
+                lost = measured and isinstance(error, torch.AcceleratorError)
+                if open_cases or lost:
+                    raise
+                yield {"skipped": name, "reason": f"{type(error).__name__}: {error}"[:600]}
+
+
+def _of_workload(
+    request: Request, implementations: Sequence[Implementation], name: str, dtype: torch.dtype
+) -> Iterator[Line]:
+    """A "start" for each implementation of a case, then as many records."""
+    import torch
+
+    from jagbench import measure
+
     device = torch.device(request.device)
     settings = _settings(request)
+    workload = find_workload(name)
     finished = frozenset(request.finished)
-    for name in request.workloads:
-        workload = find_workload(name)
-        for text in request.dtypes:
-            dtype: torch.dtype = getattr(torch, text)
-            source = None
-            for case in _cases(request, implementations, workload, dtype):
-                pair = [
-                    measure.Measurement(i, workload, case, device, settings, request.session)
-                    for i in implementations
-                ]
-                if all(measurement.key in finished for measurement in pair):
-                    continue
-                if source is None:
-                    source = workload.inputs(device, dtype)
-                for measurement in pair:
-                    begun = measurement.unmeasured("crashed", "the process died", source)
-                    yield "start", begun.model_dump_json()
-                records: tuple[result.Record, ...]
-                if len(pair) == 2:
-                    records = measure.measure_pair(pair[0], pair[1], source)
-                else:
-                    records = (measure.finish(pair[0], source),)
-                for record in records:
-                    yield "record", record.model_dump_json()
-            del source
+    source = None
+    for case in _cases(request, implementations, workload, dtype):
+        group = [
+            measure.Measurement(i, workload, case, device, settings, request.session)
+            for i in implementations
+        ]
+        if _key(group) in finished:
+            continue
+        if source is None:
+            source = workload.inputs(device, dtype)
+        begun = [each.unmeasured("crashed", "the process died", source) for each in group]
+        for record in begun:
+            yield {"start": record.model_dump(mode="json")}
+        records: Sequence[Record]
+        if len(group) == 2:
+            records = measure.measure_pair(group[0], group[1], source)
+        else:
+            records = (measure.finish(group[0], source),)
+        for record in records:
+            yield {"record": record.model_dump(mode="json")}
 
 
-def find_workload(name: str) -> Any:
+def _key(group: Sequence[Measurement]) -> tuple[str, ...]:
+    """Key of a measurement; of two side by side both, one after the other."""
+    return tuple(part for measurement in group for part in measurement.key)
+
+
+def find_workload(name: str) -> Workload:
     """A workload of the catalogue, or `OPERATOR:replay:PATH[:COLUMN]`. Raises ValueError."""
     from jagbench.workloads import CATALOGUE, workload_from_text
 
@@ -129,8 +166,11 @@ def find_workload(name: str) -> Any:
 
 
 def _cases(
-    request: Request, implementations: list[Any], workload: Any, dtype: Any
-) -> Iterator[Any]:
+    request: Request,
+    implementations: Sequence[Implementation],
+    workload: Workload,
+    dtype: torch.dtype,
+) -> Iterator[Case]:
     """Cases that every implementation of the request has, of the preparations asked for."""
     from jagbench.work import cases
 
@@ -143,39 +183,50 @@ def _cases(
             yield case
 
 
-def _settings(request: Request) -> Any:
-    import dataclasses
-
+def _settings(request: Request) -> Settings:
     from jagbench.measure import Settings
     from jagbench.timing import QUICK, StopRule
 
-    rule = QUICK if request.quick else StopRule()
+    rule = QUICK if request.quick and request.budget is None else StopRule()
     if request.budget is not None:
         warmup = min(rule.warmup_limit, max(request.budget, rule.warmup_seconds))
         rule = dataclasses.replace(rule, seconds=request.budget, warmup_limit=warmup)
     return Settings(rule, request.second_clock, request.ceilings)
 
 
-def _pin(implementation: Any, choices: Mapping[str, str]) -> None:
+def _pinned(implementation: Implementation, choices: Mapping[str, str]) -> Implementation:
+    """The implementation with its choices pinned and a version that tells them."""
     pin = getattr(implementation.namespace, "pin", None)
     if not callable(pin):
         raise ValueError(f"{implementation.name} has no `pin`: its choices cannot be pinned")
     pin(choices)
+    version = f"{implementation.version}+pin.{digest_of(choices)}"
+    return dataclasses.replace(implementation, version=version)
 
 
-def _die_with_parent() -> None:
+def digest_of(choices: Mapping[str, str]) -> str:
+    """8 hex digits of SHA-256 that tell choices apart, in whatever order they are given."""
+    text = json.dumps(dict(choices), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _die_with(parent: int) -> None:
     """Ask Linux for the end when the parent is gone: a hung kernel would keep the device."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+    # It may have died before it could be asked for.
+    if os.getppid() != parent:
+        sys.exit(f"the parent, process {parent}, is gone")
 
 
 def main() -> None:
     """Read a request from standard input; write lines to the file descriptor named."""
-    _die_with_parent()
+    _die_with(int(sys.argv[2]))
     request = Request.from_json(sys.stdin.read())
-    if request.device == "cpu":
+    if request.device.partition(":")[0] == "cpu":
         os.environ.setdefault(INTERPRETER, "1")
+    os.set_inheritable(int(sys.argv[1]), False)
     with os.fdopen(int(sys.argv[1]), "w") as out:
         serve(request, out)
 

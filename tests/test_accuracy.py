@@ -4,6 +4,7 @@ import pytest
 import torch
 from oracles import Case, call_of
 
+from jagbench import reference, workloads
 from jagbench.accuracy import judge
 from jagbench.execution import run
 from jagbench.inputs import Inputs
@@ -236,3 +237,14 @@ def test_an_infinite_budget_excuses_no_nan() -> None:
     outcome["out"] = torch.full_like(outcome["out"], float("nan"))
     (verdict,) = judge(inputs, outcome)
     assert verdict.problem == "not finite where the truth is"
+
+
+def test_a_naive_run_that_overflows_excuses_nothing_but_an_overflow():
+    inputs = workloads.CATALOGUE["gdpa-self-fill0.5-jagged-smoke"].inputs("cpu", torch.float16)
+    large = inputs.replace(**{name: inputs.tensors()[name] * 40 for name in ("q", "k", "v")})
+    (right,) = judge(large, run(reference.gdpa, large))
+    assert right.ok, right.problem
+    zeros = {"out": torch.zeros_like(run(reference.gdpa, large)["out"])}
+    (wrong,) = judge(large, zeros)
+    assert not wrong.ok
+    assert wrong.allowed < wrong.error

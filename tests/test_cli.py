@@ -38,7 +38,7 @@ def test_workloads_lists_those_selected_with_their_digests():
 
 def test_an_unknown_tag_is_an_error_that_lists_the_tags():
     done = call("list", "--tag", "nonsense")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "adversarial" in done.output
 
 
@@ -60,7 +60,7 @@ def test_describe_reads_a_file_of_lengths(tmp_path):
 @pytest.mark.parametrize("name", ["nothing", "replay:nowhere.txt"])
 def test_describe_refuses_what_there_is_not(name):
     done = call("describe", name)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert name.removeprefix("replay:") in done.output
 
 
@@ -138,8 +138,28 @@ def test_compare_shows_verdicts_and_exits_by_them(kept):
 
 def test_compare_names_what_there_is_where_a_side_is_unknown(kept):
     done = call("compare", "base", "nobody", f"--results={kept}")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "mine" in done.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("compare", "base", "nowhere.jsonl"), ("compare", "--by=hardware"), ("compare", "--a-a"),
+     ("compare", "\x1b[2J", "base"), ("report", "r.html"), ("verify", "{results}")],
+)  # fmt: skip
+def test_what_is_not_there_is_no_verdict(tmp_path, arguments):
+    words = [word.format(results=tmp_path) for word in arguments]
+    done = call(*words, *(() if words[0] == "verify" else (f"--results={tmp_path}",)))
+    assert done.exit_code == 2, done.output
+    assert "\x1b" not in done.output
+
+
+def test_a_report_that_cannot_be_written_is_told_in_a_line(kept, tmp_path):
+    pytest.importorskip("altair")
+    (tmp_path / "file").write_text("")
+    done = call("report", os.fspath(tmp_path / "file" / "r.html"), f"--results={kept}")
+    assert done.exit_code == 2
+    assert "cannot be written" in done.output
 
 
 def test_compare_by_hardware_needs_no_sides(kept):
@@ -161,7 +181,7 @@ def test_report_writes_one_file(kept, tmp_path):
 
 
 def test_report_of_nothing_is_an_error(tmp_path):
-    assert call("report", os.fspath(tmp_path / "r.html"), f"--results={tmp_path}").exit_code == 1
+    assert call("report", os.fspath(tmp_path / "r.html"), f"--results={tmp_path}").exit_code == 2
 
 
 def test_verify_counts_errors_and_exits_by_them(kept):

@@ -29,7 +29,7 @@ def samples(seconds=1e-3, *, seed=0, count=40, spread=0.01):
 def record(
     who=BASE, *, case=CASE, hardware="nvidia-h200", session="s1", day=0, commit="4a5f1cf2" * 5,
     seconds=1e-3, times=None, outcome="measured", reason=None, accuracies=(ACCURACY,), flags=(),
-    clock="cuda events", torch="2.13.0", ceiling=None, source="5e5e", **changes,
+    clock="cuda events", torch="2.13.0", ceiling=None, source="5e5e", configuration=(), **changes,
 ):  # fmt: skip
     if times is None:
         times = samples(seconds, seed=f"{who} {hardware} {session} {changes}")
@@ -50,6 +50,7 @@ def record(
         accuracies=accuracies,
         datasheet=ceiling,
         measured_ceiling=ceiling,
+        configuration=dict(configuration),
         provenance=Provenance(
             jagbench="1", commit=commit, dirty=False, python="3.11", torch=torch, triton="3.7",
             numpy="2", platform="Linux", device="NVIDIA H200", driver="580", cuda="13.0",
@@ -141,6 +142,83 @@ def test_what_has_nothing_to_prepare_stands_beside_both_views_of_what_has():
     assert [row.case.preparation for row in both.rows] == ["none"]
 
 
+def test_the_order_of_the_file_goes_before_a_clock_that_was_set_back():
+    old = record(MINE, session="old", day=5)
+    new = record(MINE, session="new", day=1, outcome="wrong", reason="NaN in out")
+    found = compare([record()], [old, new])
+    assert found.refused[0].reason == "candidate is wrong: NaN in out"
+    lines = compare_view.hardware_lines([old, new])
+    assert lines[1].startswith("  wrong")
+
+
+def test_two_sources_of_one_session_are_not_pooled():
+    old = record(MINE, seconds=2e-3, source="0ld0")
+    (row,) = compare([record()], [old, record(MINE)]).rows
+    assert row.candidate_seconds == pytest.approx(1e-3, rel=0.02)
+
+
+@pytest.mark.parametrize("sessions", ["newest", "all"])
+def test_failures_of_the_same_code_are_told_beside_its_time(sessions):
+    failed = [
+        record(MINE, session="bad", outcome="wrong", reason="NaN"),
+        record(MINE, session="bad", outcome="wrong", reason="NaN"),
+        record(MINE, session="worse", outcome="timed out", reason="60 s"),
+        record(MINE, session="else", outcome="crashed", reason="x", source="0ld0"),
+    ]
+    found = compare([record()], [*failed, record(MINE, session="lucky")], sessions=sessions)
+    told = [reason for one in (*found.rows, *found.refused)
+            for reason in (getattr(one, "flags", ()) or [one.reason])]  # fmt: skip
+    if sessions == "newest":
+        assert told == [
+            "candidate: also wrong in session bad (2 times)",
+            "candidate: also timed out in session worse",
+        ]
+    else:
+        assert told == ["candidate is wrong: NaN; candidate is timed out: 60 s"]
+
+
+def test_an_a_a_of_what_also_failed_says_so():
+    failed = record(session="bad", outcome="wrong", reason="NaN")
+    found = a_a([failed, record(), record(day=1)])
+    assert found.comparison.rows[0].flags == ("also wrong in session bad",)
+
+
+def test_choices_that_differ_under_one_key_are_noted():
+    twice = [
+        record(MINE, session=name, configuration={"tile": tile, "warps": "4"})
+        for name, tile in (("s1", "64"), ("s2", "128"))
+    ]
+    note = (
+        "configuration differs between records of the same code: tile: 64, 128 "
+        "(gdpa-self-l512 forward)"
+    )
+    assert a_a(twice).comparison.notes == (note,)
+    assert note in a_a(twice).to_json()
+    assert compare([record()], twice, sessions="all").notes == (note,)
+    assert compare([record()], twice).notes == ()
+    assert compare(twice[:1], twice[1:]).notes == (note,)
+
+
+def test_nothing_to_prepare_hides_no_implementation_and_is_not_hidden():
+    peer = record("peers.c", preparation="included")
+    sides = [record(MINE, preparation="none"), record(preparation="included")]
+    with pytest.raises(ValueError, match=r"candidate holds 2 .* choose one"):
+        compare([peer], sides)
+    # What had something to prepare before and has nothing now: the last record counts.
+    sides = [record(MINE, preparation="included", seconds=2e-3), record(MINE, preparation="none")]
+    for order, seconds in ((sides, 1e-3), (sides[::-1], 2e-3)):
+        found = compare([peer], order)
+        assert found.rows[0].candidate_seconds == pytest.approx(seconds, rel=0.02)
+        assert (len(found.rows), found.refused) == (1, ())
+
+
+def test_by_hardware_nothing_to_prepare_stands_beside_both_views_too():
+    views = [record(hardware="nvidia-b200", preparation=v) for v in ("included", "excluded")]
+    found = compare([record(preparation="none")], views, by="hardware")
+    assert [row.held for row in found.rows] == [BASE, BASE]
+    assert found.refused == ()
+
+
 # Refusals
 
 
@@ -174,6 +252,9 @@ def test_what_has_nothing_to_prepare_stands_beside_both_views_of_what_has():
         ({"accuracies": ()}, "not right", "candidate has outputs that were not checked"),
         ({"times": samples(count=5)}, "too few samples",
          "candidate has 5 samples, want at least 8"),
+        ({"times": samples(count=3), "clock": "wall"}, "too few samples",
+         "candidate has 3 samples, want at least 8 (a CPU's quick run is not for comparing; use "
+         "--budget); unlike clocks: cuda events and wall"),
         ({"clock": "wall"}, "unlike", "unlike clocks: cuda events and wall"),
     ],
 )  # fmt: skip

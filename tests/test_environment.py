@@ -172,6 +172,56 @@ def test_of_a_module_its_file_is_hashed(tmp_path):
     assert source_hash(first) == source_hash(second) is not None
 
 
+@pytest.mark.parametrize("name", ["k.cu", "k.cuh", "k.so", "deep/k.hsaco", "k.ptx"])
+def test_kernels_of_a_package_in_other_languages_count(tmp_path, name):
+    hashes = []
+    for content in ("1", "2"):
+        path = tmp_path / content / name
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+        hashes.append(source_hash(package(tmp_path / content, kernels="x = 1")))
+    assert len({*hashes, source_hash(package(tmp_path / "3", kernels="x = 1"))}) == 3
+
+
+HELPED = {
+    "theirs.py": "import helper\ndef gdpa():\n    from deep import tiles\n",
+    "helper.py": "import second, missing, json\n",
+    "second.py": "x = 1",
+    "deep/__init__.py": "from . import tiles",
+    "deep/tiles.py": "y = 1",
+    "beside.py": "z = 1",
+    "kernel.cu": "1",
+}
+
+
+def hash_of_files(folder, name="theirs", main="theirs.py", **changed):
+    for path, text in {**HELPED, **changed}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    module = ModuleType(name)
+    module.__file__ = str(folder / main)
+    return source_hash(module)
+
+
+@pytest.mark.parametrize("name", HELPED)
+def test_the_helpers_a_module_imports_count_and_no_other_file(tmp_path, name):
+    one, two = hash_of_files(tmp_path / "a"), hash_of_files(tmp_path / "b", **{name: "w = 2"})
+    assert (one == two) == (name == "beside.py")
+
+
+def test_the_helpers_of_a_module_in_a_package_count_by_either_name(tmp_path):
+    texts = {"theirs.py": "from .helper import x\nfrom pack.beside import z\n"}
+    one = hash_of_files(tmp_path / "a", "pack.theirs", **texts)
+    for name in ("helper.py", "beside.py"):
+        folder = tmp_path / name
+        assert hash_of_files(folder, "pack.theirs", **texts, **{name: "w = 2"}) != one
+
+
+def test_beside_an_installed_module_lies_what_is_not_its_own(tmp_path):
+    folders = [tmp_path / name / "site-packages" for name in "ab"]
+    assert hash_of_files(folders[0]) == hash_of_files(folders[1], **{"helper.py": "w = 2"})
+
+
 def test_of_a_class_or_an_object_the_module_of_the_class_is_hashed():
     class Kernels:
         pass

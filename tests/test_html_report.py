@@ -13,7 +13,7 @@ import pytest
 
 from jagbench import compare
 from jagbench import html as report
-from jagbench.html import charts, datasets, markup, rows, summary
+from jagbench.html import charts, datasets, markup, rows, summary, tables
 from jagbench.published import Claim
 
 pytest.importorskip("altair", reason="the report needs the extra jagbench[report]")
@@ -230,13 +230,30 @@ def test_what_was_not_compared_is_listed_with_its_reason(page, comparison):
         assert f"<td>{html.escape(refused.reason)}" in text
 
 
-def test_only_the_newest_record_of_a_case_counts(records):
+def test_only_the_last_record_of_a_case_counts_whatever_the_clock_said(records):
     old = records[0]
-    new = renamed(old, date=old.date.replace(year=2027), session="later")
-    for given in ([old, new], [new, old]):
-        contents = rows.gather(given, (), None)
+    for year in (2025, 2027):
+        new = renamed(old, date=old.date.replace(year=year), session="later")
+        contents = rows.gather([old, new], (), None)
         assert [row.record.session for row in contents.rows] == ["later"]
         assert contents.older == 1
+
+
+def test_a_time_of_what_also_failed_carries_the_doubt(records):
+    old = next(record for record in records if record.outcome == "measured")
+    wrong = renamed(old, session="bad", outcome="wrong", reason="NaN", timing=None)
+    (row,) = rows.gather([wrong, old], (), None).rows
+    assert "also wrong in session bad" in row.record.flags
+    (row,) = rows.gather([old, wrong], (), None).rows
+    assert row.record.outcome == "wrong"
+
+
+def test_an_error_over_next_to_nothing_stays_finite(records):
+    old = next(record for record in records if record.outcome == "measured")
+    accuracy = {"name": "out", "error": 1e30, "allowed": 5e-324, "naive": 0.0}
+    contents = rows.gather([renamed(old, accuracies=(accuracy,))], (), None)
+    text = tables.errors(contents) + json.dumps(datasets.datasets(contents), allow_nan=False)
+    assert "1e+99" in text
 
 
 def test_workloads_of_one_name_and_unlike_inputs_are_kept_apart(records):

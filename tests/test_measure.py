@@ -211,8 +211,118 @@ def test_a_preparation_is_timed_alone():
         of_namespace(prepared_namespace()), WORKLOAD, case(preparation="alone"), CPU,
         settings=SETTINGS,
     )  # fmt: skip
-    assert found.outcome == "measured"
-    assert found.accuracies == ()
+    assert found.outcome == "measured", found.reason
+    assert {accuracy.name for accuracy in found.accuracies} == {"out"}
+
+
+def with_prepare(prepare):
+    return of_namespace(SimpleNamespace(jagged_attention=attention, prepare=prepare))
+
+
+def of_prepared(namespace, preparation):
+    return measure.measure(
+        namespace, WORKLOAD, case(preparation=preparation), CPU, settings=SETTINGS
+    )
+
+
+def test_a_preparation_that_computes_the_answer_is_wrong():
+    def prepare(operator, inputs):
+        answer = inputs.call(attention)
+        tensors = {n: inputs.tensors()[n].clone() for n in ("q", "k", "v")}
+        return Prepared(tensors, lambda **_: answer.clone(), inputs.upstream, lambda _, x: x)
+
+    assert of_prepared(with_prepare(prepare), "excluded").outcome == "wrong"
+
+
+def test_an_unpacking_that_computes_the_answer_is_wrong():
+    def prepare(operator, inputs):
+        tensors = {n: inputs.tensors()[n].clone() for n in ("q", "k", "v")}
+
+        def unpack(name, x):
+            rest = [inputs.arguments[n] for n in ("q_offsets", "k_offsets")]
+            return attention(tensors["q"], tensors["k"], tensors["v"], *rest)
+
+        return Prepared(tensors, lambda q, **_: torch.zeros_like(q), inputs.upstream, unpack)
+
+    found = of_prepared(with_prepare(prepare), "excluded")
+    assert found.outcome == "wrong"
+    assert "unpack" in found.reason
+
+
+@pytest.mark.parametrize("preparation", ["excluded", "alone"])
+def test_a_preparation_of_another_kind_is_wrong(preparation):
+    found = of_prepared(with_prepare(lambda operator, inputs: 42), preparation)
+    assert found.outcome == "wrong"
+    assert "prepare returned int" in found.reason
+
+
+def zeroing(name):
+    def function(q, k, v, q_offsets, k_offsets, **options):
+        out = attention(q, k, v, q_offsets, k_offsets, **options)
+        {"q": q, "k": k, "v": v, "q_offsets": q_offsets, "k_offsets": k_offsets}[name].zero_()
+        return out if name == "k_offsets" else torch.zeros_like(out)
+
+    return function
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "q_offsets", "k_offsets"])
+def test_an_implementation_that_writes_into_its_arguments_is_wrong(name):
+    found = record(zeroing(name))
+    assert found.outcome == "wrong"
+    assert f"of {name} were written" in found.reason
+
+
+class _Late(torch.Tensor):
+    """Puts its work off."""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda out: out.to(torch.bfloat16), "torch.bfloat16"),
+        (lambda out: out.double(), "torch.float64"),
+        (lambda out: torch.cat([out, out]), "want torch.float32"),
+        (lambda out: out[:3], "want torch.float32"),
+        (lambda out: out.as_subclass(_Late), "_Late"),
+        (lambda out: out.numpy(), "ndarray"),
+        (lambda out: None, "NoneType"),
+    ],
+)
+def test_an_output_of_another_type_dtype_or_shape_is_wrong(spoil, words):
+    found = record(lambda *a, **o: spoil(attention(*a, **o)))
+    assert found.outcome == "wrong", found.reason
+    assert words in found.reason
+
+
+def test_coarse_products_allowed_for_the_whole_process_loosen_no_budget():
+    before = torch.get_float32_matmul_precision()
+
+    def coarse(*arguments, **options):
+        torch.set_float32_matmul_precision("medium")
+        return attention(*arguments, **options).bfloat16().float()
+
+    try:
+        found = record(coarse)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found.outcome == "wrong"
+
+
+def test_a_description_that_fails_or_is_huge_costs_no_time():
+    def fails(operator, inputs):
+        raise NotImplementedError("not today")
+
+    def huge(operator, inputs):
+        return {f"choice {i}": "x" * 10**6 for i in range(1000)}
+
+    for describe in (fails, huge):
+        namespace = SimpleNamespace(jagged_attention=attention, configuration=describe)
+        found = measure.measure(of_namespace(namespace), WORKLOAD, case(), CPU, settings=SETTINGS)
+        assert found.outcome == "measured", found.reason
+        assert len(found.configuration) <= 64
+        assert all(len(text) < 600 for text in found.configuration.values())
+    assert not found.flags or "raised" not in found.flags[0]
 
 
 def test_cases_name_preparations_only_where_there_are_any():

@@ -117,12 +117,39 @@ def test_no_number_is_nan_or_infinite(place, bad):
 
 
 def test_no_time_is_zero_and_no_amount_negative():
-    refused("greater than 0", timing__samples_seconds=[0.0])
-    refused("greater than 0", timing__second_clock_seconds=0.0)
+    refused("greater than or equal to 0.000000000001", timing__samples_seconds=[0.0])
+    refused("greater than or equal to 0.000000000001", timing__second_clock_seconds=0.0)
     refused("at least 1 item", timing__samples_seconds=[])
     refused("greater than or equal to 0", work__bytes_moved=-1)
-    refused("greater than 0", datasheet=CEILINGS | {"flop_per_second": 0.0})
+    refused("greater than or equal to 0.001", datasheet=CEILINGS | {"flop_per_second": 0.0})
     refused("greater than or equal to 0", state={"power_watts": -1.0})
+
+
+LARGE = {
+    "samples": (1.7e308, 5e-324),
+    "second clock": (1e10, 1e-13),
+    "error": (1e31,),
+    "peak": (1e25, 1e-300),
+    "bandwidth": (1e25, 1e-4),
+    "clock": (1e31,),
+    "temperature": (1e7, -300.0),
+    "work": (10**400, 2**63),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "bad"), [(place, bad) for place, values in LARGE.items() for bad in values]
+)
+def test_no_number_is_beyond_any_device(place, bad):
+    refused("than or equal", **{key: make(bad) for key, make in NUMBERS[place].items()})
+
+
+def test_the_largest_and_least_numbers_have_finite_rates():
+    most = dict.fromkeys(recording.WORK, 2**63 - 1)
+    made = recording.record(work=most, timing__samples_seconds=[1e-12])
+    low = CEILING.model_copy(update={"flop_per_second": 1e-3, "bytes_per_second": 1e-3})
+    for value in (made.flop_per_second, made.mfu(low), made.share(low)):
+        assert math.isfinite(value)
 
 
 def test_unknown_fields_and_other_versions_are_refused():

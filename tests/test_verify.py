@@ -75,6 +75,22 @@ def test_repeated_keys_and_disorder_are_notes(path):
     ]
 
 
+@pytest.mark.parametrize("first", ["measured", "wrong"])
+def test_what_is_both_measured_and_wrong_is_an_error(path, first):
+    good = recording.record(0, timing__samples_seconds=[1.0])
+    wrong = recording.record(0, outcome="wrong", reason="NaN", timing=None)
+    records = [good, wrong] if first == "measured" else [wrong, good]
+    second = records[1].outcome
+    text = f"{second}, but line 1, of the same case, code and place, is {first}"
+    assert found(path, *records) == [(2, "error", text)]
+
+
+def test_what_a_problem_quotes_moves_no_cursor(path):
+    record = recording.record(provenance__device="\x1b[2Jx", timing__samples_seconds=[1.0])
+    store.append(path, record)
+    assert all("\x1b" not in str(problem) for problem in verify.verify([path]))
+
+
 def test_a_record_in_a_wrong_file_or_folder_is_an_error(tmp_path):
     path = tmp_path / "nvidia-b200" / "theirs.jsonl"
     assert found(path, recording.record(timing__samples_seconds=[1.0])) == [

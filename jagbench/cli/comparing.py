@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from jagbench.cli.reading import RESULTS, claims_under, records_under
+from jagbench.cli.reading import RESULTS, claims_under, records_under, refusal
 from jagbench.compare import a_a
 from jagbench.compare import compare as compare_records
 from jagbench.compare_view import false_alarm_lines, show, show_by_hardware
@@ -41,9 +41,13 @@ def compare(
     family's false discoveries are controlled. To take the samples of both in turns, run
     `jagbench run --impl CANDIDATE --against BASELINE` first.
 
-    Exit codes: 0 nothing is slower; 1 something is; 3 nothing could be compared, or --strict.
+    Exit codes: 0 nothing is slower; 1 something is; 2 not understood, or no such records; 3 nothing
+    could be compared, or --strict. With --a-a: 0 if the share of cases called faster or slower is
+    at most --alpha, else 1.
     """
     records = records_under([results])
+    if not records and not sides:
+        raise refusal(f"no records under {results}")
     console = Console()
     try:
         if against_itself:
@@ -61,7 +65,7 @@ def compare(
             by=by, sessions="all" if all_sessions else "newest", strict=strict,  # type: ignore[arg-type]
         )  # fmt: skip
     except ValueError as error:
-        raise click.ClickException(str(error)) from error
+        raise refusal(error) from error
     if as_json:
         click.echo(comparison.to_json())
     else:

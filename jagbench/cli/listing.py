@@ -11,6 +11,7 @@ from rich.table import Table
 from jagbench.hardware import DEVICES
 from jagbench.implementation import ENTRY_POINT_GROUP
 from jagbench.peers import PEERS
+from jagbench.plain import safe
 from jagbench.reference import OPERATORS
 from jagbench.workload import PURPOSES, Workload
 from jagbench.workloads import CATALOGUE, select, workload_from_text
@@ -68,7 +69,7 @@ def workloads(operator: str | None, purpose: str | None, tag: str | None) -> Non
     found = select(operator=operator, purpose=purpose, tag=tag)
     if not found:
         tags = sorted({t for w in CATALOGUE.values() for t in w.tags})
-        raise click.ClickException(f"no workload meets this; tags are: {', '.join(tags)}")
+        raise click.UsageError(f"no workload meets this; tags are: {', '.join(tags)}")
     table = Table(box=None)
     table.add_column("workload", no_wrap=True)
     for heading in ("sequences", "q tokens", "k tokens", "visible pairs", "k fill"):
@@ -108,9 +109,9 @@ def describe(name: str, operator: str) -> None:
         try:
             workload = workload_from_text(name, operator)
         except (ValueError, ImportError) as error:
-            raise click.ClickException(str(error)) from error
+            raise click.UsageError(safe(str(error))) from error
     if workload is None:
-        raise click.ClickException(f"no workload is named {name!r}; see `jagbench list`")
+        raise click.UsageError(f"no workload is named {name!r}; see `jagbench list`")
     for label, value in _description(workload):
         click.echo(f"{label:<18} {value}")
 

@@ -11,11 +11,17 @@ from pathlib import Path
 import click
 
 from jagbench import result, store
+from jagbench.plain import safe
 from jagbench.published import Claim
 from jagbench.published import read as read_claims
 from jagbench.result import Record
 from jagbench.verify import CLAIMS
 from jagbench.verify import verify as verify_files
+
+
+def refusal(error: object) -> click.UsageError:
+    """What cannot be done with what was named: exit code 2, which no verdict has."""
+    return click.UsageError(safe(str(error)))
 
 
 def records_under(paths: Sequence[Path]) -> list[Record]:
@@ -26,17 +32,23 @@ def records_under(paths: Sequence[Path]) -> list[Record]:
         files += [file for file in found if file.name != CLAIMS]
     records: list[Record] = []
     for file in files:
-        reading = store.read(file)
+        try:
+            reading = store.read(file)
+        except OSError as error:
+            raise refusal(f"{file}: {error.strerror or error}") from error
         records += reading.records
         for damaged in reading.damaged:
-            click.echo(f"{file}:{damaged.line}: set aside: {damaged.reason}", err=True)
+            click.echo(safe(f"{file}:{damaged.line}: set aside: {damaged.reason}"), err=True)
     return records
 
 
 def claims_under(paths: Sequence[Path]) -> list[Claim]:
     """Published claims beside the records."""
     found = [path / CLAIMS for path in paths if path.is_dir() and (path / CLAIMS).is_file()]
-    return [claim for path in found for claim in read_claims(path)]
+    try:
+        return [claim for path in found for claim in read_claims(path)]
+    except (OSError, ValueError) as error:
+        raise refusal(error) from error
 
 
 RESULTS = click.option(
@@ -63,23 +75,33 @@ def report(
         if hardware in (None, record.hardware) and operator in (None, record.case.operator)
     ]
     if not chosen:
-        raise click.ClickException(f"no record under {results} meets this")
+        raise refusal(f"no record under {results} meets this")
     try:
         path = write_report(chosen, output, claims=claims_under([results]), title=title)
-    except (ImportError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(f"{path}: {len(chosen)} records, {path.stat().st_size:,} bytes")
+    except ImportError as error:
+        raise click.ClickException(safe(str(error))) from error
+    except OSError as error:
+        raise refusal(f"{output} cannot be written: {error.strerror or error}") from error
+    except ValueError as error:
+        raise refusal(error) from error
+    click.echo(f"{safe(str(path))}: {len(chosen)} records, {path.stat().st_size:,} bytes")
 
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path, exists=True))
 @click.option("--notes/--no-notes", default=True, help="Whether notes are shown beside errors.")
 def verify(paths: tuple[Path, ...], notes: bool) -> None:
-    """Check files of records (PATHS, by default results/) before they are published."""
-    problems = verify_files(paths or (Path("results"),), host_names=[platform.node()])
+    """Check files of records (PATHS, by default results/) before they are published.
+
+    Exit codes: 0 no errors; 1 errors; 2 there is nothing to check.
+    """
+    paths = paths or (Path("results"),)
+    if not any(path.is_file() or any(path.rglob("*.jsonl")) for path in paths):
+        raise refusal(f"no files of records under {', '.join(map(str, paths))}")
+    problems = verify_files(paths, host_names=[platform.node()])
     for problem in problems:
         if notes or problem.severity == "error":
-            click.echo(problem)
+            click.echo(str(problem))
     errors = sum(problem.severity == "error" for problem in problems)
     click.echo(f"{errors} errors, {len(problems) - errors} notes")
     sys.exit(1 if errors else 0)

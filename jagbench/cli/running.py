@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from jagbench import store
+from jagbench.cli.measuring import interruptible, measure_all
+from jagbench.cli.selecting import choices_in, device_named, finite, writable
+from jagbench.plain import safe
 from jagbench.reference import OPERATORS
-from jagbench.result import Record
-from jagbench.run import WorkerFailure
-from jagbench.run import run as run_request
 from jagbench.worker import Request
 from jagbench.workload import PURPOSES
 from jagbench.workloads import CATALOGUE, select
@@ -28,7 +19,6 @@ from jagbench.workloads import CATALOGUE, select
 #: Tag of what is measured where nothing else is asked for.
 DEFAULT_TAG = "comparison"
 DTYPES = ("bfloat16", "float16", "float32")
-FAILURES = ("wrong", "crashed", "timed out", "out of memory", "invalid")
 
 
 @click.command()
@@ -102,6 +92,7 @@ FAILURES = ("wrong", "crashed", "timed out", "out of memory", "invalid")
 @click.option(
     "--budget",
     type=click.FloatRange(min=0),
+    callback=finite,
     metavar="SECONDS",
     help="Most seconds of sampling a case.",
 )
@@ -110,6 +101,7 @@ FAILURES = ("wrong", "crashed", "timed out", "out of memory", "invalid")
     type=click.FloatRange(min=1),
     default=180.0,
     show_default=True,
+    callback=finite,
     metavar="SECONDS",
     help="A case that takes longer is killed.",
 )
@@ -129,43 +121,29 @@ def run(
     record that says so and no time. Cases with a record of the same source, commit and versions are
     not measured again. Ctrl-C keeps what is finished.
     """
-    device = _device(device)
-    quick = device == "cpu"
-    names = _workloads(patterns, operator, tag, purpose or ("smoke" if quick else "full"))
-    request = Request(
-        implementation="",
-        workloads=names,
-        dtypes=dtypes or (("float32",) if quick else ("bfloat16",)),
-        device=device,
-        session=secrets.token_hex(4),
-        regions=regions or ("forward", "backward"),
-        modes=modes or ("cold", "steady"),
-        preparations=preparations or ("included", "excluded", "alone"),
-        against=against,
-        quick=quick,
-        budget=budget,
-        pin=json.loads(pin.read_text()) if pin else None,
-        second_clock=not no_second_clock,
-    )
-    requests = [
-        _of_implementation(request, name, results, retry, again)
-        for name in implementations or ("jagbench.impl",)
-    ]
-    sys.exit(_measure_all(requests, results, time_limit))
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise click.UsageError(f"--device={name}: {error}") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise click.UsageError(f"--device={name}: torch sees {torch.cuda.device_count()} GPU here")
-    return name
+    with interruptible():
+        device = device_named(device)
+        quick = device == "cpu"
+        request = Request(
+            implementation="",
+            workloads=_workloads(
+                patterns, operator, tag, purpose or ("smoke" if quick else "full")
+            ),
+            dtypes=dtypes or (("float32",) if quick else ("bfloat16",)),
+            device=device,
+            session="",
+            regions=regions or ("forward", "backward"),
+            modes=modes or ("cold", "steady"),
+            preparations=preparations or ("included", "excluded", "alone"),
+            against=against,
+            quick=quick,
+            budget=budget,
+            pin=choices_in(pin) if pin else None,
+            second_clock=not no_second_clock,
+        )
+        names = implementations or ("jagbench.impl",)
+        writable(results)
+        sys.exit(measure_all(request, names, results, time_limit, retry=retry, again=again))
 
 
 def _workloads(
@@ -197,103 +175,16 @@ def _matching(pattern: str, operator: str | None) -> list[str]:
     return found
 
 
-def _of_implementation(
-    request: Request, name: str, results: Path, retry: bool, again: bool
-) -> Request:
-    """The request for one implementation, with the keys of what its file holds already."""
-    import dataclasses
-
-    from jagbench.environment import provenance
-
-    hardware = provenance(request.device).hardware
-    names = [name] + ([request.against] if request.against else [])
-    finished: set[tuple[str, ...]] = set()
-    for each in names:
-        path = store.path_for(results, hardware, each)
-        if not again:
-            redo: Any = FAILURES if retry else ()
-            finished |= store.finished(path, again=redo)
-    # One session a process: samples of one session were taken side by side.
-    return dataclasses.replace(
-        request,
-        implementation=name,
-        finished=tuple(sorted(finished)),
-        session=secrets.token_hex(4),
-    )
-
-
-def _measure_all(requests: Sequence[Request], results: Path, time_limit: float) -> int:
-    console = Console()
-    counts: Counter[str] = Counter()
-    progress = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
-        transient=True,
-    ) if console.is_terminal else None  # fmt: skip
-    status = 0
-    try:
-        with progress or nullcontext():
-            task = progress.add_task("starting", total=None) if progress else None
-
-            def on_start(record: Record) -> None:
-                if progress is not None and task is not None:
-                    progress.update(task, description=_title(record))
-
-            def on_record(record: Record, path: Path) -> None:
-                counts[record.outcome] += 1
-                console.print(_line(record), highlight=False, markup=False, soft_wrap=True)
-
-            for request in requests:
-                try:
-                    run_request(
-                        request,
-                        results,
-                        time_limit=time_limit,
-                        on_start=on_start,
-                        on_record=on_record,
-                    )
-                except (WorkerFailure, ValueError, OSError) as error:
-                    click.echo(f"error: {error}", err=True)
-                    status = 1
-    except KeyboardInterrupt:
-        click.echo("interrupted; what was finished is kept", err=True)
-        status = 130
-    total = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    click.echo(f"{total or 'nothing new to measure'}; records under {os.fspath(results)}")
-    return status or int(any(counts[name] for name in FAILURES))
-
-
-def _title(record: Record) -> str:
-    case = record.case
-    return (
-        f"{record.who.name} {case.workload} {case.dtype} {case.region} {case.mode} "
-        f"{f'preparation {case.preparation}' if case.preparation != 'none' else ''}"
-    ).rstrip()
-
-
-def _line(record: Record) -> str:
-    """One record for a person."""
-    if record.timing is None:
-        return f"{_title(record)}: {record.outcome}: {record.reason}"
-    parts = [f"{record.timing.seconds * 1e3:.4g} ms"]
-    if record.flop_per_second and record.case.preparation != "alone":
-        parts.append(f"{record.flop_per_second / 1e12:.3g} TFLOP/s")
-        share = record.share(record.measured_ceiling)
-        parts += [f"{share:.2g} of the measured ceiling"] if share is not None else []
-    parts += [f"{record.outcome}: {record.reason}"] if record.reason else []
-    parts += [*record.flags, *([record.timing.unmet] if record.timing.unmet else [])]
-    return f"{_title(record)}: {'; '.join(parts)}"
-
-
 @click.command()
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1 or cpu.")
 def doctor(device: str) -> None:
     """Say whether this machine can give valid numbers now, and what to mend. Changes nothing."""
     from jagbench.doctor import examine
 
-    findings = examine(_device(device))
+    findings = examine(device_named(device))
     for finding in findings:
         mend = f" -> {finding.fix}" if finding.fix else ""
-        click.echo(f"{finding.level:<8} {finding.what}{mend}")
+        click.echo(safe(f"{finding.level:<8} {finding.what}{mend}"))
     errors = sum(finding.level == "error" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     click.echo(f"{errors} errors, {warnings} warnings")

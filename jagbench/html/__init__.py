@@ -32,10 +32,10 @@ def write_report(
 ) -> Path:
     """Write the report and return its path; the same arguments give the same bytes.
 
-    records: of each device, implementation and case the newest is shown.
+    records: of each device, implementation and case the last is shown.
     claims: published figures, marked as claims wherever they appear.
     Raises ImportError naming the extra where altair is missing, ValueError where the file would
-    have `LIMIT` bytes or more.
+    have `LIMIT` bytes or more, OSError where it cannot be written.
     """
     text = page(gather(records, claims, comparison), title).encode()
     if len(text) >= LIMIT:
@@ -45,6 +45,11 @@ def write_report(
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
     return path

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from jagbench.html.markup import LARGEST
 from jagbench.html.rows import Contents, Row, View, ceiling_of
 from jagbench.published import Claim
 from jagbench.result import Accuracy, Ceiling, Timing
@@ -124,7 +125,7 @@ def _over_budget(accuracy: Accuracy | None) -> dict[str, Value]:
     """Error over allowed, and where it is drawn."""
     if accuracy is None:
         return {"ratio": None, "drawn": None, "error": None, "allowed": None}
-    ratio = accuracy.error / accuracy.allowed if accuracy.allowed else None
+    ratio = min(accuracy.error / accuracy.allowed, LARGEST) if accuracy.allowed else None
     shown = ratio
     if shown is None:
         shown = ERROR_TOP if accuracy.error else ERROR_FLOOR

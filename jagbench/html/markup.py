@@ -14,6 +14,9 @@ class Markup:
     text: str
 
 
+#: Shown where a quotient is beyond it: JSON and charts have no infinity.
+LARGEST = 1e99
+
 #: What a table cell may be: text is escaped, a number is right-aligned, None is a dash.
 Cell = Markup | str | float | int | None
 

@@ -14,6 +14,7 @@ from jagbench.result import (
     Case,
     Ceiling,
     Record,
+    failures,
     hardware_name,
     ideal_seconds,
     in_both_views,
@@ -136,7 +137,7 @@ class Contents:
 def gather(
     records: Sequence[Record], claims: Sequence[Claim], comparison: Comparison | None
 ) -> Contents:
-    """Newest record of each case, implementation and device, in the order they are shown in."""
+    """Last record of each case, implementation and device, in the order they are shown in."""
     chosen = newest(records)
     rows = _rows(_in_views(chosen))
     measured = sorted({r.implementation for r in rows}, key=_implementation_order)
@@ -203,10 +204,18 @@ def _in_views(records: Sequence[Record]) -> list[Record]:
 
 
 def newest(records: Sequence[Record]) -> list[Record]:
-    """The newest record of each device, implementation and case, in whatever order they come."""
-    ordered = sorted(records, key=lambda r: (r.date, r.model_dump_json()))
-    kept = {(r.hardware, r.who.name, r.case): r for r in ordered}
-    return list(kept.values())
+    """The last record of each device, implementation and case: a clock may have been set back.
+
+    One that was measured carries what else became of the same code as further doubts.
+    """
+    kept = {(r.hardware, r.who.name, r.case): r for r in records}
+    failed = failures(records)
+    return [
+        r.model_copy(update={"flags": (*r.flags, *failed[r.key])})
+        if r.outcome == "measured" and r.key in failed
+        else r
+        for r in kept.values()
+    ]
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from jagbench.html.datasets import compared_name
-from jagbench.html.markup import Cell, listing, number, outcome, table
+from jagbench.html.markup import LARGEST, Cell, listing, number, outcome, table
 from jagbench.html.rows import Contents, Row
 from jagbench.html.summary import view_name
 
@@ -114,7 +114,9 @@ def errors(contents: Contents) -> str:
         lines: list[list[Cell]] = []
         for row in rows:
             ratios: dict[str, Cell] = {
-                a.name: a.error / a.allowed if a.allowed else ("over 0" if a.error else 0.0)
+                a.name: min(a.error / a.allowed, LARGEST)
+                if a.allowed
+                else ("over 0" if a.error else 0.0)
                 for a in row.record.accuracies
             }
             start: list[Cell] = [row.record.case.region, row.case, row.implementation]
