@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from scipy import stats
 
@@ -23,11 +23,10 @@ from jagbench.statistics import Verdict
 
 __all__ = [
     "Comparison", "FalseAlarms", "Refused", "Row", "Selection", "Summary", "a_a", "compare",
-    "interleave", "resolve",
+    "resolve",
 ]  # fmt: skip
 
 How = Literal["halves", "series"]
-Sample = TypeVar("Sample")
 
 #: How many cases stand beside every mean.
 WORST = 3
@@ -251,27 +250,6 @@ def a_a(records: Sequence[Record], *, band: float = 0.02, alpha: float = 0.05) -
         rate=alarms / len(rows),
         upper=float(stats.binomtest(alarms, len(rows), alternative="less").proportion_ci().high),
     )
-
-
-def interleave(
-    measure_a: Callable[[], Sample], measure_b: Callable[[], Sample], rounds: int
-) -> tuple[list[Sample], list[Sample]]:
-    """Samples of both, `rounds` each, taken in the order ABBA ABBA: a drift falls on both alike.
-
-    Raises ValueError for fewer than one round.
-    """
-    if rounds < 1:
-        raise ValueError(f"{rounds} rounds, want at least 1")
-    a: list[Sample] = []
-    b: list[Sample] = []
-    for turn in range(rounds):
-        if turn % 2 == 0:
-            a.append(measure_a())
-            b.append(measure_b())
-        else:
-            b.append(measure_b())
-            a.append(measure_a())
-    return a, b
 
 
 def _records(side: Selection | Sequence[Record]) -> Sequence[Record]:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from jagbench import compare_view, store
-from jagbench.compare import Selection, a_a, compare, interleave, resolve
+from jagbench.compare import Selection, a_a, compare, resolve
 from jagbench.published import Claim
 from jagbench.result import Accuracy, Case, Ceiling, Provenance, Record, Timing, Who, Work
 
@@ -423,15 +423,6 @@ def test_a_a_of_nothing_measured_is_an_error():
 
 
 # Interleaving
-
-
-def test_interleaving_goes_abba():
-    order = []
-    a, b = interleave(lambda: order.append("a") or 1, lambda: order.append("b") or 2, 4)
-    assert "".join(order) == "abbaabba"
-    assert (a, b) == ([1] * 4, [2] * 4)
-    with pytest.raises(ValueError, match="0 rounds"):
-        interleave(lambda: 1, lambda: 2, 0)
 
 
 # Choosing sides
