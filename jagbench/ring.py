@@ -85,16 +85,16 @@ class Ring:
             self._roll(into.upstream, self.source.upstream, layout, shifts)
 
     def _roll(self, into: Any, source: Tensor, layout: str, shifts: Mapping[str, int]) -> None:
-        """Rows past the last offset stay as they are: they may hold what must not be read."""
+        """Rows past the last offset keep their place: they may hold what must not be read."""
         if layout == SHARED or source.shape[0] < 2:
             into.copy_(source)
             return
         end = self._ends.get(layout)
         rows = source.shape[0] if end is None else end
-        if rows > 1:
-            shift = shifts.get(layout, next(iter(shifts.values()), 1)) % rows
-            into[: rows - shift].copy_(source[shift:rows])
-            into[rows - shift : rows].copy_(source[:shift])
+        shift = shifts.get(layout, next(iter(shifts.values()), 1)) % max(1, rows)
+        into[rows:].copy_(source[rows:])
+        into[: rows - shift].copy_(source[shift:rows])
+        into[rows - shift : rows].copy_(source[:shift])
 
     def call(self, member: int) -> Outputs:
         """The region."""
@@ -160,9 +160,10 @@ class Ring:
         chosen = [name for name in names if self._random.random() < 0.5] or names[:1]
         for name in chosen:
             tensor, given = prepared.tensors[name], live[name]
-            tensor.detach()[..., : given.shape[-1]].neg_()
+            given.neg_()
+            # A view of the argument has changed with it.
             if tensor.untyped_storage().data_ptr() != given.untyped_storage().data_ptr():
-                given.neg_()
+                tensor.detach()[..., : given.shape[-1]].neg_()
         self._flipped[member] = tuple(chosen)
 
     def _keep(self, member: int, prepared: Prepared) -> Outputs:

@@ -234,6 +234,34 @@ def test_a_preparation_that_computes_the_answer_is_wrong():
     assert of_prepared(with_prepare(prepare), "excluded").outcome == "wrong"
 
 
+@pytest.mark.parametrize("view", [True, False])
+def test_a_preparation_may_be_a_view_of_the_arguments_or_a_copy(view):
+    workload = workloads.CATALOGUE["jagged_attention-padding-past-the-last-offset"]
+
+    def prepare(operator, inputs):
+        offsets = [inputs.arguments[name] for name in ("q_offsets", "k_offsets")]
+        ends = {"q": int(offsets[0][-1]), "k": int(offsets[1][-1]), "v": int(offsets[1][-1])}
+        tensors = {n: inputs.tensors()[n][:end] for n, end in ends.items()}
+        if not view:
+            tensors = {n: x.clone() for n, x in tensors.items()}
+        rest = inputs.upstream.shape[0] - ends["q"]
+
+        def unpack(name, x):
+            gap = inputs.tensors()[name.removeprefix("grad ")].shape[0] if " " in name else None
+            gap = rest if gap is None else gap - x.shape[0]
+            return torch.cat([x, x.new_zeros(gap, *x.shape[1:])])
+
+        def call(q, k, v):
+            return attention(q, k, v, *offsets, **inputs.options)
+
+        return Prepared(tensors, call, inputs.upstream[: ends["q"]], unpack)
+
+    for region in ("forward", "backward"):
+        asked = case(region, preparation="excluded", workload=workload)
+        found = measure.measure(with_prepare(prepare), workload, asked, CPU, settings=SETTINGS)
+        assert found.outcome == "measured", found.reason
+
+
 def test_an_unpacking_that_computes_the_answer_is_wrong():
     def prepare(operator, inputs):
         tensors = {n: inputs.tensors()[n].clone() for n in ("q", "k", "v")}
