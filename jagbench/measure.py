@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import random
 import secrets
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -33,7 +33,7 @@ from jagbench.timing import (
     clock_for,
     peak_memory,
 )
-from jagbench.work import size_of, work
+from jagbench.work import work
 from jagbench.workload import Workload
 
 #: A ring's inputs together hold this many times the last-level cache.
@@ -75,12 +75,14 @@ class Measurement:
     _failure: tuple[result.Outcome, str] | None = None
     _accuracies: dict[str, result.Accuracy] = field(default_factory=dict)
     _flags: list[str] = field(default_factory=list)
+    _strangers: tuple[str, ...] = ()
+    _counted: result.Work | None = None
 
     def start(self, source: Inputs | None = None) -> None:
         """Draw inputs (or take the source given), make the ring, warm up, check a call."""
         self._monitor = Monitor(self.device)
         self._source = source or self.workload.inputs(self.device, self.dtype)
-        self._work = work(self._source, self.case.region)
+        self._work = self._work_of(self._source)
         self._sampler: Sampler | None = None
         self._peak: int | None = None
         self._configuration: dict[str, str] = {}
@@ -109,15 +111,16 @@ class Measurement:
         """One sample; True once there are enough, or something failed."""
         if self._sampler is None or self._failure:
             return True
+        done = True
         with self._guarded():
             sample = self._sampler.take()
             if len(self._sampler.samples) % 8 == 1:
                 self._monitor.sample()
-            done = self._sampler.done()
-            if done or len(self._sampler.samples) == self._witness + 1:
+            enough = self._sampler.done()
+            if enough or len(self._sampler.samples) == self._witness + 1:
                 self._verify(sample.member, sample.outputs)
-            return done
-        return True
+            done = enough
+        return done
 
     def record(self) -> result.Record:
         """The record, with the second clock's opinion and the physical floor."""
@@ -162,9 +165,15 @@ class Measurement:
             case=self.case,
             outcome=outcome,
             reason=reason,
-            work=work(source, self.case.region),
+            work=self._work_of(source),
             provenance=self.place,
         )
+
+    def _work_of(self, source: Inputs) -> result.Work:
+        """Counted once: the record of a crash, made before the call, needs it too."""
+        if self._counted is None:
+            self._counted = work(source, self.case.region)
+        return self._counted
 
     @cached_property
     def place(self) -> result.Provenance:
@@ -185,8 +194,13 @@ class Measurement:
         """Key of the record this will be."""
         return result.key_of(self.who, self.case, self.place)
 
-    def _guarded(self) -> _Guard:
-        return _Guard(self)
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Turns what an implementation raises into a typed outcome."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = outcome_of(error)
 
     def _steady(self) -> bool:
         self._monitor.sample()
@@ -194,7 +208,7 @@ class Measurement:
 
     def _members(self, clock: Clock) -> int:
         """Members enough for `RING_OF_CACHES` caches; two on a CPU, whose cache is not modelled."""
-        size = sum(size_of(t) for t in self._source.tensors().values())
+        size = sum(t.nbytes for t in self._source.tensors().values())
         cache = getattr(clock, "cache_bytes", 0)
         if self.case.mode == "cold" or not cache:
             return 2
@@ -267,7 +281,7 @@ class Measurement:
         ceilings: tuple[result.Ceiling | None, result.Ceiling | None],
     ) -> str | None:
         """Why a time cannot be: work on a stream the clock does not see, or below the floor."""
-        strangers = getattr(self, "_strangers", ())
+        strangers = self._strangers
         first, second = timing.profiled_seconds or 0.0, timing.second_clock_seconds or 0.0
         if strangers and second > first and clocks_apart(first, second):
             return (
@@ -308,28 +322,14 @@ class Measurement:
                 delattr(self, name)
 
 
-class _Guard:
-    """Turns what an implementation raises into a typed outcome."""
-
-    def __init__(self, measurement: Measurement) -> None:
-        self._measurement = measurement
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: Any
-    ) -> bool:
-        if error is None or not isinstance(error, Exception):
-            return False
-        self._measurement._failure = outcome_of(error)
-        return True
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Within: calls and events go to this GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def finish(measurement: Measurement, source: Inputs | None = None) -> result.Record:
     """Take a measurement from set-up to record."""
-    device = measurement.device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with _current(measurement.device):
         measurement.start(source)
         while not measurement.step():
             pass
@@ -359,14 +359,15 @@ def measure_pair(
     first: Measurement, second: Measurement, source: Inputs | None = None
 ) -> tuple[result.Record, result.Record]:
     """Two measurements whose samples alternate (A B B A ...), so that drift falls on both."""
-    first.start(source)
-    second.start(source)
-    done = [False, False]
-    turn = 0
-    while not all(done):
-        order = (first, second) if turn % 2 == 0 else (second, first)
+    with _current(first.device):
+        first.start(source)
+        second.start(source)
         done = [False, False]
-        for which in order:
-            done[0 if which is first else 1] = which.step()
-        turn += 1
-    return first.record(), second.record()
+        turn = 0
+        while not all(done):
+            order = (first, second) if turn % 2 == 0 else (second, first)
+            done = [False, False]
+            for which in order:
+                done[0 if which is first else 1] = which.step()
+            turn += 1
+        return first.record(), second.record()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from jagbench import result
 from jagbench.implementation import Implementation
@@ -54,9 +53,9 @@ def work(inputs: Inputs, region: result.Region) -> result.Work:
     forward = operator.flops(inputs)
     moved = operator.bytes_moved(inputs)
     tensors = inputs.tensors()
-    gradients = sum(size_of(tensors[name]) for name in operator.differentiable if name in tensors)
-    upstream = size_of(inputs.upstream) if inputs.upstream is not None else 0
-    arguments = sum(size_of(tensor) for tensor in tensors.values())
+    gradients = sum(tensors[name].nbytes for name in operator.differentiable if name in tensors)
+    upstream = inputs.upstream.nbytes if inputs.upstream is not None else 0
+    arguments = sum(tensor.nbytes for tensor in tensors.values())
     factors = {"forward": (1.0, 1.0)}
     backward = operator.backward_flops_ratio, operator.model_backward_flops_ratio
     factors["backward"] = backward
@@ -75,8 +74,3 @@ def work(inputs: Inputs, region: result.Region) -> result.Work:
         sequences=inputs.num_sequences,
         tokens=tokens,
     )
-
-
-def size_of(tensor: Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()
