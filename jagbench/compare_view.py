@@ -47,7 +47,7 @@ def show(comparison: Comparison, console: Console) -> None:
     _print([heading(comparison), *_notes(comparison)], console)
     if comparison.rows:
         console.print(table(comparison))
-    _print([*map(_refused, comparison.refused), summary(comparison)], console)
+    _print([*_refusals(comparison.refused), summary(comparison)], console)
 
 
 def lines(comparison: Comparison) -> list[str]:
@@ -56,7 +56,7 @@ def lines(comparison: Comparison) -> list[str]:
         heading(comparison),
         *_notes(comparison),
         *map(_line, comparison.rows),
-        *map(_refused, comparison.refused),
+        *_refusals(comparison.refused),
         summary(comparison),
     ]
     return [safe(line) for line in found]
@@ -241,6 +241,21 @@ def _interval(row: Row) -> str:
 
 def _where(row: Row | Refused) -> str:
     return f"{row.held}: {name_of(row.case)}"
+
+
+def _refusals(refused: Iterable[Refused]) -> list[str]:
+    """A line a refusal; cases that one side has no record of share a line an operator."""
+    missing: dict[tuple[str, str], list[Refused]] = defaultdict(list)
+    found = []
+    for one in refused:
+        if one.kind == "missing":
+            missing[one.case.operator, one.reason].append(one)
+        else:
+            found.append(_refused(one))
+    for (operator, _), group in missing.items():
+        more = f", nor of {len(group) - 1} more of {operator}" if len(group) > 1 else ""
+        found.append(f"{_refused(group[0])}{more}")
+    return found
 
 
 def _refused(one: Refused) -> str:

@@ -102,15 +102,30 @@ def _of_file(path: Path) -> Iterator[Finding]:
         yield "note", "no records"
 
 
+def folded(problems: Iterable[Problem]) -> list[str]:
+    """Problems as lines of text; notes of one wording in one file share a line, errors never."""
+    lines: dict[tuple[object, ...], list[Problem]] = {}
+    for number, problem in enumerate(problems):
+        apart = number if problem.severity == "error" else None
+        lines.setdefault((problem.path, problem.text, apart), []).append(problem)
+    return [
+        str(first) if not more else f"{first} (and {len(more)} more, to line {more[-1].line})"
+        for first, *more in lines.values()
+    ]
+
+
 def _of_order(reading: Reading) -> Iterator[tuple[int, Finding]]:
     seen: dict[tuple[str, ...], dict[str, int]] = {}
+    sessions: dict[int, str] = {}
     for line, record in zip(reading.lines, reading.records, strict=True):
+        sessions[line] = record.session
         lines = seen.setdefault(record.key, {})
         opposite = {"measured": "wrong", "wrong": "measured"}.get(record.outcome, "")
         if opposite in lines:
             yield line, ("error", f"{record.outcome}, but line {lines[opposite]}, of the same "
                          f"case, code and place, is {opposite}")  # fmt: skip
-        elif lines:
+        # Two of one session are the two series of `--against` itself.
+        elif lines and record.session not in {sessions[other] for other in lines.values()}:
             yield line, ("note", f"same case, code and place as line {min(lines.values())}")
         lines.setdefault(record.outcome, line)
     for (_, before), (line, after) in pairwise(zip(reading.lines, reading.records, strict=True)):

@@ -290,6 +290,15 @@ def test_cases_of_one_side_alone_are_listed():
     ]
 
 
+def test_cases_of_one_side_alone_share_a_line_of_the_text():
+    shown = compare_view.lines(compare(workloads("a", "b"), workloads("b", "c", "d", who=MINE)))
+    refused = [line for line in shown if line.startswith("refused")]
+    assert len(refused) == 2
+    assert refused[0].endswith("missing: candidate has no record of it")
+    assert " c " in refused[1]
+    assert refused[1].endswith("baseline has no record of it, nor of 1 more of gdpa")
+
+
 def test_one_more_region_on_one_side_is_missing_not_unlike():
     found = compare([record(), record(region="backward")], [record(MINE)])
     assert [row.case.region for row in found.rows] == ["forward"]

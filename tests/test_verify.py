@@ -68,10 +68,35 @@ def test_lines_set_aside_and_empty_files_are_noted(path):
 
 
 def test_repeated_keys_and_disorder_are_notes(path):
-    records = [recording.record(i, timing__samples_seconds=[1.0]) for i in (1, 0, 1)]
+    records = [
+        recording.record(i, session=session, timing__samples_seconds=[1.0])
+        for i, session in ((1, "a"), (0, "a"), (1, "b"))
+    ]
     assert found(path, *records) == [
         (2, "note", "older than the record before it: 2026-01-02T00:00:00+00:00"),
         (3, "note", "same case, code and place as line 1"),
+    ]
+
+
+def test_two_series_of_one_session_are_no_repetition(path):
+    assert found(path, *[recording.record(1, timing__samples_seconds=[1.0])] * 2) == []
+
+
+def test_notes_of_one_wording_share_a_line_and_errors_do_not(tmp_path):
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    problems = [
+        verify.Problem(first, 1, "note", "x"),
+        verify.Problem(first, 2, "error", "y"),
+        verify.Problem(first, 3, "error", "y"),
+        verify.Problem(first, 4, "note", "x"),
+        verify.Problem(first, 9, "note", "x"),
+        verify.Problem(second, 1, "note", "x"),
+    ]
+    assert verify.folded(problems) == [
+        f"{first}:1: note: x (and 2 more, to line 9)",
+        f"{first}:2: error: y",
+        f"{first}:3: error: y",
+        f"{second}:1: note: x",
     ]
 
 

@@ -15,7 +15,7 @@ from jagbench.plain import safe
 from jagbench.published import Claim
 from jagbench.published import read as read_claims
 from jagbench.result import Record
-from jagbench.verify import CLAIMS
+from jagbench.verify import CLAIMS, folded
 from jagbench.verify import verify as verify_files
 
 
@@ -99,9 +99,8 @@ def verify(paths: tuple[Path, ...], notes: bool) -> None:
     if not any(path.is_file() or any(path.rglob("*.jsonl")) for path in paths):
         raise refusal(f"no files of records under {', '.join(map(str, paths))}")
     problems = verify_files(paths, host_names=[platform.node()])
-    for problem in problems:
-        if notes or problem.severity == "error":
-            click.echo(str(problem))
+    for line in folded(one for one in problems if notes or one.severity == "error"):
+        click.echo(line)
     errors = sum(problem.severity == "error" for problem in problems)
     click.echo(f"{errors} errors, {len(problems) - errors} notes")
     sys.exit(1 if errors else 0)

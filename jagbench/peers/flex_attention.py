@@ -104,6 +104,7 @@ def block_mask(call: Call) -> Any:
     """
     low, high = key_ranges(call)
     total_q, total_k = low.numel(), call.k_lengths.total
+    refuse(max(total_q, total_k) >= 2**31, f"{PEER} counts rows in 32 bits")
     num_k = -(-total_k // BLOCK)
     seen = high > low
     starts = torch.where(seen, low, total_k + BLOCK)
@@ -117,6 +118,8 @@ def block_mask(call: Call) -> Any:
     # [blocks of rows, blocks of keys] below: 32 bits, for there may be 100 million of them.
     first, full_first, full, touched = (x.int() for x in (first, full_first, full, touched))
     column = torch.arange(num_k, dtype=torch.int32, device=low.device)
+    # What the mask reads for every pair: 64 bits would double its registers in the kernel.
+    low, high = low.int(), high.int()
     # Partial blocks lie before and behind the run of full ones.
     before = torch.where(full > 0, full_first - first, touched)[:, None]
     partial = first[:, None] + column + torch.where(column < before, 0, full[:, None])
