@@ -335,7 +335,7 @@ def place_sequences(
     GROUP: tl.constexpr,
     SCAN: tl.constexpr,
 ):
-    """Where the tiles of GROUP sequences begin in the list, how many they are, and of all sequences.
+    """Where the tiles of GROUP sequences begin in the list; how many they, and those of all, are.
 
     Every sequence of `own` (int32 `[GROUP]`) is compared with all others, SCAN at a time.
     """
