@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 #: Largest row stride, in elements, whose offsets inside a tile of 256 rows still fit 32 bits.
 LARGEST_ROW_STRIDE = 1 << 23
 
 _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# Offsets already found well-formed, with the tensor version that was looked at. A tensor is looked
-# at once, because looking at device memory stops the stream; one changed in place, once more.
-_checked_offsets = WeakTensorKeyDictionary()
+# Offsets already found well-formed: id -> (the tensor, version that was looked at, last offset). A
+# tensor is looked at once, because looking at device memory stops the stream; one changed in place,
+# once more. An id is given anew when its tensor is gone, hence the reference beside it.
+_checked_offsets: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,30 @@ class Geometry:
     def out_rows(self) -> int:
         """Rows of the output over the whole batch."""
         return self.batch * self.total_q if self.shared_q else self.total_q
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of the output: `[total_q, heads, v_dim]`, with a batch in front if q is shared."""
+        rows = (self.batch, self.total_q) if self.shared_q else (self.total_q,)
+        return (*rows, self.heads, self.v_dim)
+
+
+def geometry_of(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor
+) -> Geometry:
+    """Sizes of a call whose arguments have been checked."""
+    total_q, heads, qk_dim = q.shape
+    total_k, kv_heads, v_dim = v.shape
+    batch, shared = k_offsets.shape[0] - 1, q_offsets is None
+    return Geometry(batch, heads, kv_heads, qk_dim, v_dim, total_q, total_k, shared)
+
+
+def empty_output(
+    q: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor
+) -> tuple[Tensor, int]:
+    """The output, not filled, and its rows: for fake tensors, whose sizes may be symbols."""
+    rows = [q.shape[0]] if q_offsets is not None else [k_offsets.shape[0] - 1, q.shape[0]]
+    return q.new_empty(*rows, q.shape[1], v.shape[2]), math.prod(rows)
 
 
 def check_arguments(
@@ -120,19 +146,43 @@ def _check_batch(operator: str, q_offsets: Tensor | None, k_offsets: Tensor) -> 
     return k_offsets.numel() - 1
 
 
+def check_both_offsets(
+    operator: str, geometry: Geometry, q_offsets: Tensor | None, k_offsets: Tensor
+) -> None:
+    """Values of the offsets of a call; see `check_offsets`.
+
+    Not while a CUDA graph is captured: the capture's warm-up run has looked at them.
+    """
+    if k_offsets.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    if q_offsets is not None:
+        check_offsets(operator, "q_offsets", q_offsets, geometry.total_q)
+    check_offsets(operator, "k_offsets", k_offsets, geometry.total_k)
+
+
 def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> None:
     """Values of an offsets tensor: from 0, non-decreasing, at most `total`; else ValueError.
 
-    Reads device memory, so the stream is waited for, once per tensor object and version. Not done
-    while a CUDA graph is captured: the capture's warm-up run has done it.
+    Reads device memory, so the stream is waited for, once per tensor object and version.
     """
-    if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
-        return
-    state = version(offsets), total
-    if state[0] is not None and _checked_offsets.get(offsets) == state:
-        return
+    state = version(offsets)
+    found = _checked_offsets.get(id(offsets))
+    if found is not None and found[1] == state and found[0]() is offsets:
+        last = found[2]
+    else:
+        last = _look_at(operator, name, offsets)
+        if state is not None:
+            key = id(offsets)
+            gone = weakref.ref(offsets, lambda _: _checked_offsets.pop(key, None))
+            _checked_offsets[key] = gone, state, last
+    if last > total:
+        raise ValueError(f"{operator}: {name} end at {last}, but there are {total} rows")
+
+
+def _look_at(operator: str, name: str, offsets: Tensor) -> int:
+    """The last offset; ValueError if they do not start at 0 or decrease."""
     host = offsets.cpu()  # the one wait
-    first, last = int(host[0]), int(host[-1])
+    first = int(host[0])
     if first != 0:
         raise ValueError(f"{operator}: {name} must start at 0, got {first}")
     falls = (host.diff() < 0).nonzero()
@@ -142,9 +192,7 @@ def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> None
             f"{operator}: {name} must not decrease, but entry {at} is {int(host[at])} and entry "
             f"{at + 1} is {int(host[at + 1])}"
         )
-    if last > total:
-        raise ValueError(f"{operator}: {name} end at {last}, but there are {total} rows")
-    _checked_offsets[offsets] = state
+    return int(host[-1])
 
 
 def version(tensor: Tensor) -> int | None:
