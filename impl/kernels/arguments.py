@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -85,65 +86,80 @@ def empty_output(
 def check_arguments(
     operator: str, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor
 ) -> Geometry:
-    """Shapes, dtypes and devices of q, k, v and offsets; raises ValueError with the numbers."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 3:
-            raise ValueError(
-                f"{operator}: {name} must be [rows, heads, head_dim], got shape "
-                f"{tuple(tensor.shape)}"
-            )
-    if q.dtype == k.dtype == v.dtype == torch.float64:
-        raise NotImplementedError(f"{operator}: no kernel computes float64")
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in _FLOAT_TYPES:
+    """Shapes, dtypes and devices of q, k, v and offsets; raises ValueError with the numbers.
+
+    In every call: the questions are asked together, and the words found only for a wrong answer.
+    """
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if not len(q_shape) == len(k_shape) == len(v_shape) == 3:
+        _refuse_shapes(operator, q=q, k=k, v=v)
+    dtype, device = q.dtype, q.device
+    if not dtype == k.dtype == v.dtype or dtype not in _FLOAT_TYPES:
+        _refuse_dtypes(operator, q, k, v)
+    same = device == k.device == v.device == k_offsets.device
+    if not same or (q_offsets is not None and q_offsets.device != device):
+        _refuse_devices(operator, q, k=k, v=v, q_offsets=q_offsets, k_offsets=k_offsets)
+    total_q, heads, qk_dim = q_shape
+    total_k, kv_heads, v_dim = v_shape
+    if k_shape[0] != total_k or k_shape[1] != kv_heads:
         raise ValueError(
-            f"{operator}: q, k, v must share one dtype out of float32, float16, bfloat16, got "
-            f"{q.dtype}, {k.dtype}, {v.dtype}"
+            f"{operator}: k and v must have the same rows and heads, got {tuple(k_shape[:2])} and "
+            f"{tuple(v_shape[:2])}"
         )
-    _check_devices(operator, q, k=k, v=v, q_offsets=q_offsets, k_offsets=k_offsets)
-    if k.shape[:2] != v.shape[:2]:
+    if qk_dim != k_shape[2]:
         raise ValueError(
-            f"{operator}: k and v must have the same rows and heads, got {tuple(k.shape[:2])} and "
-            f"{tuple(v.shape[:2])}"
+            f"{operator}: q and k must have one head_dim, got {qk_dim} and {k_shape[2]}"
         )
-    if q.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"{operator}: q and k must have one head_dim, got {q.shape[2]} and {k.shape[2]}"
-        )
-    heads, kv_heads = q.shape[1], k.shape[1]
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
         raise ValueError(f"{operator}: {kv_heads} key heads do not divide {heads} query heads")
-    if not 1 <= q.shape[2] <= 256 or not 1 <= v.shape[2] <= 256:
+    if not 1 <= qk_dim <= 256 or not 1 <= v_dim <= 256:
         raise NotImplementedError(
-            f"{operator}: head dims 1 to 256 are supported, got {q.shape[2]} and {v.shape[2]}"
+            f"{operator}: head dims 1 to 256 are supported, got {qk_dim} and {v_dim}"
         )
     batch = _check_batch(operator, q_offsets, k_offsets)
-    return Geometry(
-        batch, heads, kv_heads, q.shape[2], v.shape[2], q.shape[0], k.shape[0], q_offsets is None
+    return Geometry(batch, heads, kv_heads, qk_dim, v_dim, total_q, total_k, q_offsets is None)
+
+
+def _refuse_shapes(operator: str, **tensors: Tensor) -> NoReturn:
+    name, shape = next((n, tuple(t.shape)) for n, t in tensors.items() if t.dim() != 3)
+    raise ValueError(f"{operator}: {name} must be [rows, heads, head_dim], got shape {shape}")
+
+
+def _refuse_dtypes(operator: str, q: Tensor, k: Tensor, v: Tensor) -> NoReturn:
+    if q.dtype == k.dtype == v.dtype == torch.float64:
+        raise NotImplementedError(f"{operator}: no kernel computes float64")
+    raise ValueError(
+        f"{operator}: q, k, v must share one dtype out of float32, float16, bfloat16, got "
+        f"{q.dtype}, {k.dtype}, {v.dtype}"
     )
 
 
-def _check_devices(operator: str, q: Tensor, **others: Tensor | None) -> None:
+def _refuse_devices(operator: str, q: Tensor, **others: Tensor | None) -> NoReturn:
     for name, tensor in others.items():
         if tensor is not None and tensor.device != q.device:
             raise ValueError(f"{operator}: {name} is on {tensor.device}, q on {q.device}")
+    raise AssertionError("every tensor is on one device")
 
 
 def _check_batch(operator: str, q_offsets: Tensor | None, k_offsets: Tensor) -> int:
-    for name, offsets in (("q_offsets", q_offsets), ("k_offsets", k_offsets)):
-        if offsets is None:
-            continue
-        if offsets.dim() != 1 or offsets.numel() == 0:
+    _check_offsets_tensor(operator, "k_offsets", k_offsets)
+    batch = k_offsets.shape[0] - 1
+    if q_offsets is not None and q_offsets is not k_offsets:
+        _check_offsets_tensor(operator, "q_offsets", q_offsets)
+        if q_offsets.shape[0] - 1 != batch:
             raise ValueError(
-                f"{operator}: {name} must be [batch + 1], got shape {tuple(offsets.shape)}"
+                f"{operator}: q_offsets are for {q_offsets.shape[0] - 1} sequences, k_offsets for "
+                f"{batch}"
             )
-        if offsets.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"{operator}: {name} must be int32 or int64, got {offsets.dtype}")
-    if q_offsets is not None and q_offsets.numel() != k_offsets.numel():
-        raise ValueError(
-            f"{operator}: q_offsets are for {q_offsets.numel() - 1} sequences, k_offsets for "
-            f"{k_offsets.numel() - 1}"
-        )
-    return k_offsets.numel() - 1
+    return batch
+
+
+def _check_offsets_tensor(operator: str, name: str, offsets: Tensor) -> None:
+    shape, dtype = offsets.shape, offsets.dtype
+    if len(shape) != 1 or shape[0] == 0:
+        raise ValueError(f"{operator}: {name} must be [batch + 1], got shape {tuple(shape)}")
+    if dtype != torch.int32 and dtype != torch.int64:
+        raise ValueError(f"{operator}: {name} must be int32 or int64, got {dtype}")
 
 
 def check_both_offsets(

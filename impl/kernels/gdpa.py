@@ -90,7 +90,7 @@ def gdpa(
     check_arguments(NAME, q, k, v, q_offsets, k_offsets)
     if deterministic:
         check_repeatable(NAME, plan, q, k, v)
-    out: Tensor = _forward_op(
+    out: Tensor = _differentiable_op(
         q, k, v, q_offsets, k_offsets, _activation_codes(activation, q.shape[1]),
         float(pre_scale), float(post_scale), left, right, align_end,
         -1 if max_k_len is None else int(max_k_len), plan.encode(repeatable=deterministic),
@@ -357,7 +357,7 @@ def _autograd(ctx: Any, wanted: tuple[bool, ...], d_out: Tensor) -> tuple[Any, .
 
 _forward_op = define("gdpa_forward", _forward, _forward_fake)
 _backward_op = define("gdpa_backward", _backward, _backward_fake)
-differentiable(_forward_op, _setup, _autograd)
+_differentiable_op = differentiable(_forward_op, _setup, _autograd)
 
 
 @register_flop_formula(torch.ops.jagbench.gdpa_forward, get_raw=True)

@@ -101,7 +101,7 @@ def jagged_attention(
     if deterministic:
         check_repeatable(NAME, plan, q, k, v, values)
     factor = 1.0 / math.sqrt(q.shape[2]) if scale is None else float(scale)
-    out, lse = _forward_op(
+    out, lse = _differentiable_op(
         q, k, v, q_offsets, k_offsets, values, bucket_ids, factor, left, right, align_end,
         -1 if max_k_len is None else int(max_k_len), plan.encode(repeatable=deterministic),
     )  # fmt: skip
@@ -360,7 +360,7 @@ def _autograd(
 
 _forward_op = define("jagged_attention_forward", _forward, _forward_fake)
 _backward_op = define("jagged_attention_backward", _backward, _backward_fake)
-differentiable(_forward_op, _setup, _autograd)
+_differentiable_op = differentiable(_forward_op, _setup, _autograd)
 
 
 @register_flop_formula(torch.ops.jagbench.jagged_attention_forward, get_raw=True)

@@ -213,6 +213,8 @@ def note_tier(kernel: str) -> None:
 def pin_tiles(choices: Mapping[str, str]) -> None:
     """Use other tiles than the table's from now on, in this process; an empty mapping undoes it.
 
+    Of the portable kernels: the Hopper tier has no table, and takes no notice.
+
     choices: "kernel/width" -> tiles, as "query_gradient/128": "128x32 warps 8 stages 3"; width is
         the padded head dim (64, 128 or 256). Raises ValueError for a kernel or width not in the
         table, and changes nothing then.
