@@ -1,6 +1,6 @@
-"""Each generation and backward form as an implementation of its own.
+"""Each tier, generation and backward form as an implementation of its own.
 
-    pytest suite/ --impl=jagbench.impl.variants:v1
+    pytest suite/ --impl=jagbench.impl.variants:hopper
 
 `jagbench.impl` itself chooses; these never do.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 
-from jagbench.impl.choices import configuration, pin
+from jagbench.impl.choices import configuration, describe, pin
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
 from jagbench.impl.kernels.tuning import Schedule
@@ -24,6 +24,7 @@ def _namespace(schedule: Schedule) -> SimpleNamespace:
         gdpa=partial(gdpa, schedule=schedule),
         __version__=__version__,
         configuration=configuration,
+        describe=partial(describe, schedule=schedule),
         pin=pin,
     )
 
@@ -34,3 +35,7 @@ v1 = _namespace(Schedule("v1", "atomic"))
 v2 = _namespace(Schedule("v2", "split"))
 #: Persistent, zigzag, tensor descriptors where the device has them, split backward.
 v3 = _namespace(Schedule("v3", "split"))
+#: What `jagbench.impl` takes on devices other than Hopper.
+portable = _namespace(Schedule(tier="portable"))
+#: Warp-specialised Gluon kernels alone: a call they cannot take is reported as unsupported.
+hopper = _namespace(Schedule(tier="hopper"))

@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 #: Entry-point group in which packages offer implementations by a short name.
@@ -68,6 +69,14 @@ class Implementation:
         if not callable(function):
             raise TypeError(f"{self.name}.{operator} is {type(function).__name__}, not callable")
         return function  # type: ignore[no-any-return]
+
+    def describe(self, device: torch.device) -> str:
+        """What it says of itself on a device, in a few words; empty if it says nothing.
+
+        A namespace may offer `describe(device) -> str`: which of its kernels a session will meet.
+        """
+        function = getattr(self.namespace, "describe", None)
+        return str(function(device)) if callable(function) else ""
 
 
 def load(name: str) -> Implementation:

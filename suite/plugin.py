@@ -100,10 +100,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     settings = config.stash[SETTINGS]
     found = environment.detect(settings.device)
     commit = found.commit[:12] if found.commit else "unknown (installed package)"
+    described = settings.implementation.describe(settings.device)
     dtypes = ", ".join(NAMES[d] for d in settings.dtypes) or _default_dtypes(settings)
     return [
         f"jagbench {found.jagbench}, commit {commit}{' (dirty)' if found.dirty else ''}",
-        f"implementation: {settings.implementation.name} {settings.implementation.version}",
+        f"implementation: {settings.implementation.name} {settings.implementation.version}"
+        + (f", {described}" if described else ""),
         f"device: {settings.device} ({found.device}), torch {found.torch}, triton {found.triton}",
         f"purpose: {settings.purpose}, dtypes: {dtypes}",
         f"operators: {', '.join(settings.operators)}",

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 #: Largest row stride, in elements, whose offsets inside a tile of 256 rows still fit 32 bits.
 LARGEST_ROW_STRIDE = 1 << 23
 
 _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# Offsets already found well-formed, with the tensor version that was looked at. A tensor is looked
-# at once, because looking at device memory stops the stream; one changed in place, once more.
-_checked_offsets = WeakTensorKeyDictionary()
+# Offsets already found well-formed: id -> (the tensor, version that was looked at, last offset). A
+# tensor is looked at once, because looking at device memory stops the stream; one changed in place,
+# once more. An id is given anew when its tensor is gone, hence the reference beside it.
+_checked_offsets: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
 
 @dataclass(frozen=True)
@@ -55,84 +58,147 @@ class Geometry:
         """Rows of the output over the whole batch."""
         return self.batch * self.total_q if self.shared_q else self.total_q
 
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of the output: `[total_q, heads, v_dim]`, with a batch in front if q is shared."""
+        rows = (self.batch, self.total_q) if self.shared_q else (self.total_q,)
+        return (*rows, self.heads, self.v_dim)
+
+
+def geometry_of(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor
+) -> Geometry:
+    """Sizes of a call whose arguments have been checked."""
+    total_q, heads, qk_dim = q.shape
+    total_k, kv_heads, v_dim = v.shape
+    batch, shared = k_offsets.shape[0] - 1, q_offsets is None
+    return Geometry(batch, heads, kv_heads, qk_dim, v_dim, total_q, total_k, shared)
+
+
+def empty_output(
+    q: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor
+) -> tuple[Tensor, int]:
+    """The output, not filled, and its rows: for fake tensors, whose sizes may be symbols."""
+    rows = [q.shape[0]] if q_offsets is not None else [k_offsets.shape[0] - 1, q.shape[0]]
+    return q.new_empty(*rows, q.shape[1], v.shape[2]), math.prod(rows)
+
 
 def check_arguments(
     operator: str, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor
 ) -> Geometry:
-    """Shapes, dtypes and devices of q, k, v and offsets; raises ValueError with the numbers."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 3:
-            raise ValueError(
-                f"{operator}: {name} must be [rows, heads, head_dim], got shape "
-                f"{tuple(tensor.shape)}"
-            )
-    if q.dtype == k.dtype == v.dtype == torch.float64:
-        raise NotImplementedError(f"{operator}: no kernel computes float64")
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in _FLOAT_TYPES:
+    """Shapes, dtypes and devices of q, k, v and offsets; raises ValueError with the numbers.
+
+    In every call: the questions are asked together, and the words found only for a wrong answer.
+    """
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if not len(q_shape) == len(k_shape) == len(v_shape) == 3:
+        _refuse_shapes(operator, q=q, k=k, v=v)
+    dtype, device = q.dtype, q.device
+    if not dtype == k.dtype == v.dtype or dtype not in _FLOAT_TYPES:
+        _refuse_dtypes(operator, q, k, v)
+    same = device == k.device == v.device == k_offsets.device
+    if not same or (q_offsets is not None and q_offsets.device != device):
+        _refuse_devices(operator, q, k=k, v=v, q_offsets=q_offsets, k_offsets=k_offsets)
+    total_q, heads, qk_dim = q_shape
+    total_k, kv_heads, v_dim = v_shape
+    if k_shape[0] != total_k or k_shape[1] != kv_heads:
         raise ValueError(
-            f"{operator}: q, k, v must share one dtype out of float32, float16, bfloat16, got "
-            f"{q.dtype}, {k.dtype}, {v.dtype}"
+            f"{operator}: k and v must have the same rows and heads, got {tuple(k_shape[:2])} and "
+            f"{tuple(v_shape[:2])}"
         )
-    _check_devices(operator, q, k=k, v=v, q_offsets=q_offsets, k_offsets=k_offsets)
-    if k.shape[:2] != v.shape[:2]:
+    if qk_dim != k_shape[2]:
         raise ValueError(
-            f"{operator}: k and v must have the same rows and heads, got {tuple(k.shape[:2])} and "
-            f"{tuple(v.shape[:2])}"
+            f"{operator}: q and k must have one head_dim, got {qk_dim} and {k_shape[2]}"
         )
-    if q.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"{operator}: q and k must have one head_dim, got {q.shape[2]} and {k.shape[2]}"
-        )
-    heads, kv_heads = q.shape[1], k.shape[1]
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
         raise ValueError(f"{operator}: {kv_heads} key heads do not divide {heads} query heads")
-    if not 1 <= q.shape[2] <= 256 or not 1 <= v.shape[2] <= 256:
+    if not 1 <= qk_dim <= 256 or not 1 <= v_dim <= 256:
         raise NotImplementedError(
-            f"{operator}: head dims 1 to 256 are supported, got {q.shape[2]} and {v.shape[2]}"
+            f"{operator}: head dims 1 to 256 are supported, got {qk_dim} and {v_dim}"
         )
     batch = _check_batch(operator, q_offsets, k_offsets)
-    return Geometry(
-        batch, heads, kv_heads, q.shape[2], v.shape[2], q.shape[0], k.shape[0], q_offsets is None
+    return Geometry(batch, heads, kv_heads, qk_dim, v_dim, total_q, total_k, q_offsets is None)
+
+
+def _refuse_shapes(operator: str, **tensors: Tensor) -> NoReturn:
+    name, shape = next((n, tuple(t.shape)) for n, t in tensors.items() if t.dim() != 3)
+    raise ValueError(f"{operator}: {name} must be [rows, heads, head_dim], got shape {shape}")
+
+
+def _refuse_dtypes(operator: str, q: Tensor, k: Tensor, v: Tensor) -> NoReturn:
+    if q.dtype == k.dtype == v.dtype == torch.float64:
+        raise NotImplementedError(f"{operator}: no kernel computes float64")
+    raise ValueError(
+        f"{operator}: q, k, v must share one dtype out of float32, float16, bfloat16, got "
+        f"{q.dtype}, {k.dtype}, {v.dtype}"
     )
 
 
-def _check_devices(operator: str, q: Tensor, **others: Tensor | None) -> None:
+def _refuse_devices(operator: str, q: Tensor, **others: Tensor | None) -> NoReturn:
     for name, tensor in others.items():
         if tensor is not None and tensor.device != q.device:
             raise ValueError(f"{operator}: {name} is on {tensor.device}, q on {q.device}")
+    raise AssertionError("every tensor is on one device")
 
 
 def _check_batch(operator: str, q_offsets: Tensor | None, k_offsets: Tensor) -> int:
-    for name, offsets in (("q_offsets", q_offsets), ("k_offsets", k_offsets)):
-        if offsets is None:
-            continue
-        if offsets.dim() != 1 or offsets.numel() == 0:
+    _check_offsets_tensor(operator, "k_offsets", k_offsets)
+    batch = k_offsets.shape[0] - 1
+    if q_offsets is not None and q_offsets is not k_offsets:
+        _check_offsets_tensor(operator, "q_offsets", q_offsets)
+        if q_offsets.shape[0] - 1 != batch:
             raise ValueError(
-                f"{operator}: {name} must be [batch + 1], got shape {tuple(offsets.shape)}"
+                f"{operator}: q_offsets are for {q_offsets.shape[0] - 1} sequences, k_offsets for "
+                f"{batch}"
             )
-        if offsets.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"{operator}: {name} must be int32 or int64, got {offsets.dtype}")
-    if q_offsets is not None and q_offsets.numel() != k_offsets.numel():
-        raise ValueError(
-            f"{operator}: q_offsets are for {q_offsets.numel() - 1} sequences, k_offsets for "
-            f"{k_offsets.numel() - 1}"
-        )
-    return k_offsets.numel() - 1
+    return batch
+
+
+def _check_offsets_tensor(operator: str, name: str, offsets: Tensor) -> None:
+    shape, dtype = offsets.shape, offsets.dtype
+    if len(shape) != 1 or shape[0] == 0:
+        raise ValueError(f"{operator}: {name} must be [batch + 1], got shape {tuple(shape)}")
+    if dtype != torch.int32 and dtype != torch.int64:
+        raise ValueError(f"{operator}: {name} must be int32 or int64, got {dtype}")
+
+
+def check_both_offsets(
+    operator: str, geometry: Geometry, q_offsets: Tensor | None, k_offsets: Tensor
+) -> None:
+    """Values of the offsets of a call; see `check_offsets`.
+
+    Not while a CUDA graph is captured: the capture's warm-up run has looked at them.
+    """
+    if k_offsets.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    if q_offsets is not None:
+        check_offsets(operator, "q_offsets", q_offsets, geometry.total_q)
+    check_offsets(operator, "k_offsets", k_offsets, geometry.total_k)
 
 
 def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> None:
     """Values of an offsets tensor: from 0, non-decreasing, at most `total`; else ValueError.
 
-    Reads device memory, so the stream is waited for, once per tensor object and version. Not done
-    while a CUDA graph is captured: the capture's warm-up run has done it.
+    Reads device memory, so the stream is waited for, once per tensor object and version.
     """
-    if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
-        return
-    state = version(offsets), total
-    if state[0] is not None and _checked_offsets.get(offsets) == state:
-        return
+    state = version(offsets)
+    found = _checked_offsets.get(id(offsets))
+    if found is not None and found[1] == state and found[0]() is offsets:
+        last = found[2]
+    else:
+        last = _look_at(operator, name, offsets)
+        if state is not None:
+            key = id(offsets)
+            gone = weakref.ref(offsets, lambda _: _checked_offsets.pop(key, None))
+            _checked_offsets[key] = gone, state, last
+    if last > total:
+        raise ValueError(f"{operator}: {name} end at {last}, but there are {total} rows")
+
+
+def _look_at(operator: str, name: str, offsets: Tensor) -> int:
+    """The last offset; ValueError if they do not start at 0 or decrease."""
     host = offsets.cpu()  # the one wait
-    first, last = int(host[0]), int(host[-1])
+    first = int(host[0])
     if first != 0:
         raise ValueError(f"{operator}: {name} must start at 0, got {first}")
     falls = (host.diff() < 0).nonzero()
@@ -142,9 +208,7 @@ def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> None
             f"{operator}: {name} must not decrease, but entry {at} is {int(host[at])} and entry "
             f"{at + 1} is {int(host[at + 1])}"
         )
-    if last > total:
-        raise ValueError(f"{operator}: {name} end at {last}, but there are {total} rows")
-    _checked_offsets[offsets] = state
+    return int(host[-1])
 
 
 def version(tensor: Tensor) -> int | None:

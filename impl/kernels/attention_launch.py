@@ -16,9 +16,17 @@ from jagbench.impl.kernels.attention_backward import (
     query_gradient_kernel,
     row_statistics_kernel,
 )
+from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.schedule import build_tile_list
-from jagbench.impl.kernels.tuning import Kernel, Schedule, TileConfig, padded, tile_config
+from jagbench.impl.kernels.tuning import (
+    Kernel,
+    Schedule,
+    TileConfig,
+    note_tier,
+    padded,
+    tile_config,
+)
 from jagbench.pairs import attention_flops, visible_pairs
 
 _PAD = STATISTICS_PAD.value
@@ -165,6 +173,64 @@ def row_statistics(
             HAS_D_LSE=d_lse is not None, num_warps=4,
         )  # fmt: skip
     return statistics
+
+
+def check_repeatable(operator: str, schedule: Schedule, *inputs: Tensor | None) -> None:
+    """Whether gradients with the same bits on repeats can be had of a schedule.
+
+    Raises ValueError where it names another way, NotImplementedError where its tier has none and a
+    gradient is wanted.
+    """
+    if schedule.backward == "atomic":
+        raise ValueError(f"{operator}: deterministic=True cannot be kept with backward='atomic'")
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    if wanted and schedule.backward_tier == "hopper":
+        raise NotImplementedError(
+            f"{operator}: schedule 'hopper': its backward adds dQ in no fixed order; "
+            "deterministic=True needs 'auto' or 'portable'"
+        )
+
+
+def order_is_demanded() -> bool:
+    """Whether torch is told to refuse what differs between repeats (and not merely to warn)."""
+    strict = not torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled() and strict
+
+
+def attention_gradients(
+    operator: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    d_out: Tensor,
+    q_offsets: Tensor | None,
+    k_offsets: Tensor,
+    call: BackwardCall,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and of the bias, from the tier that the schedule leaves to the call.
+
+    An empty tensor stands for a gradient that is not needed, whether a kernel made it or not: a
+    custom op returns tensors only, and its shapes must not hang on how it is computed.
+    """
+    needs = call.needs
+    if takes_hopper(
+        operator, call.schedule.backward_tier, q, k, v, call.geometry, call.mask, call.bias.kind,
+        (call.activation,), deterministic=order_is_demanded(),
+    ):  # fmt: skip
+        # Imported here: Gluon is asked for by a launch alone.
+        from jagbench.impl.kernels.hopper import backward_launch
+
+        tensors = (tma_layout(t) for t in (q, k, v, d_out))
+        found = (*backward_launch.launch_backward(*tensors, q_offsets, k_offsets, call), None)
+        note_tier("hopper_backward")
+    else:
+        found = attention_backward(q, k, v, d_out, q_offsets, k_offsets, call)
+    wanted = (needs.query, needs.key_value, needs.key_value, needs.bias)
+    dq, dk, dv, d_bias = (
+        q.new_empty(0) if gradient is None or not need else gradient
+        for gradient, need in zip(found, wanted, strict=True)
+    )
+    return dq, dk, dv, d_bias
 
 
 def attention_backward(

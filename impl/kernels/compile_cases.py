@@ -199,6 +199,27 @@ def _gradient(
     )  # fmt: skip
 
 
+def _work_list(offsets: str) -> CompileCase:
+    """The list of the persistent kernels. No matrix product; the same for every element type."""
+    signature = {
+        **_pointers(offsets, "row_offsets", "other_offsets"), **_pointers("i32", "items", "count"),
+        **dict.fromkeys(("batch", "total_rows", "other_rows", "upper", "span"), "i32"),
+    }  # fmt: skip
+    return CompileCase(
+        name=f"work_list-{offsets}",
+        kernel=f"{_PACKAGE}.hopper.work:_work_list_kernel",
+        signature=signature,
+        constexprs={
+            "BLOCK_ROWS": 128, "OWN_STATISTICS": False, "GROUP": 8, "SCAN": 1024, "WIDTH": 64,
+        },
+        aligned=("row_offsets", "other_offsets", "items", "count"),
+        num_warps=8,
+        dtype=offsets,
+        architectures=(90,),
+        matrix_opcode={90: None},
+    )  # fmt: skip
+
+
 _CAUSAL: dict[str, Any] = {"HAS_RIGHT": True, "ALIGN_END": True}
 _SUBTRACT, _EDGES, _EVERY = 2, 1, 0
 
@@ -230,4 +251,6 @@ CASES: tuple[CompileCase, ...] = (
     _gradient("query_gradient", "bf16", 64, SOFTMAX.value, "softmax"),
     _gradient("query_gradient", "bf16", 128, _FAST_GELU, "fast_gelu"),
     _gradient("query_gradient", "fp32", 64, SOFTMAX.value, "softmax"),
+    _work_list("i32"),
+    _work_list("i64"),
 )

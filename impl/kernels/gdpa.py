@@ -14,7 +14,9 @@ from jagbench.impl.kernels.arguments import (
     Geometry,
     check_align,
     check_arguments,
-    check_offsets,
+    check_both_offsets,
+    empty_output,
+    geometry_of,
     kernel_layout,
     tensor_arguments,
     window_bounds,
@@ -23,17 +25,27 @@ from jagbench.impl.kernels.attention_launch import (
     BackwardCall,
     Mask,
     Needs,
-    attention_backward,
+    attention_gradients,
+    check_repeatable,
     flops_of_offsets,
     multiprocessors,
     require_device,
 )
 from jagbench.impl.kernels.gdpa_forward import gdpa_forward_kernel, gdpa_short_keys_kernel
+from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
+from jagbench.impl.kernels.operators import define, differentiable
 from jagbench.impl.kernels.schedule import build_tile_list
-from jagbench.impl.kernels.tuning import Schedule, TileConfig, padded, tile_config
+from jagbench.impl.kernels.tuning import (
+    Schedule,
+    Tier,
+    TileConfig,
+    as_schedule,
+    note_tier,
+    padded,
+    tile_config,
+)
 
 NAME = "gdpa"
-DEFAULT_SCHEDULE = Schedule()
 _NAMES = {code: name for name, code in ACTIVATION_IDS.items()}
 # Query tiles one program of the short-key kernel walks at most.
 _CHUNK = 8
@@ -55,12 +67,12 @@ def gdpa(
     max_q_len: int | None = None,
     max_k_len: int | None = None,
     deterministic: bool = False,
-    schedule: Schedule = DEFAULT_SCHEDULE,
+    schedule: Schedule | Tier = "auto",
 ) -> Tensor:
     """Generalised dot-product attention: O = post_scale act(pre_scale Q K^T) V, no normaliser.
 
-    Shapes, dtypes, offsets, mask and padding as in `jagged_attention`. Masked pairs add exactly 0
-    to the output and to every gradient, whatever act(0) is.
+    Shapes, dtypes, offsets, mask, padding, deterministic and schedule as in `jagged_attention`.
+    Masked pairs add exactly 0 to the output and to every gradient, whatever act(0) is.
 
     activation: a name of `activations.ACTIVATION_IDS`, or one name per query head.
     pre_scale: inside the activation; post_scale: outside it.
@@ -73,15 +85,17 @@ def gdpa(
     """
     align_end = check_align(NAME, align)
     left, right = window_bounds(NAME, causal, window)
-    if deterministic and schedule.backward == "atomic":
-        raise ValueError(f"{NAME}: deterministic=True cannot be kept with backward='atomic'")
+    plan = as_schedule(NAME, schedule)
     q, k, v, q_offsets, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
     check_arguments(NAME, q, k, v, q_offsets, k_offsets)
-    return torch.ops.jagbench.gdpa_forward(
+    if deterministic:
+        check_repeatable(NAME, plan, q, k, v)
+    out: Tensor = _differentiable_op(
         q, k, v, q_offsets, k_offsets, _activation_codes(activation, q.shape[1]),
         float(pre_scale), float(post_scale), left, right, align_end,
-        -1 if max_k_len is None else int(max_k_len), schedule.encode(),
+        -1 if max_k_len is None else int(max_k_len), plan.encode(repeatable=deterministic),
     )  # fmt: skip
+    return out
 
 
 def _activation_codes(activation: str | Sequence[str], heads: int) -> list[int]:
@@ -109,7 +123,6 @@ def _activation_arguments(codes: list[int], device: torch.device) -> tuple[int, 
     return PER_HEAD.value, chosen, ids
 
 
-@torch.library.custom_op("jagbench::gdpa_forward", mutates_args=())
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -125,29 +138,58 @@ def _forward(
     max_k_len: int,
     schedule: list[int],
 ) -> Tensor:
+    """Arguments as `gdpa` has checked them; only the offsets' values are not yet."""
     require_device(NAME, q)
-    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
-    if q_offsets is not None:
-        check_offsets(NAME, "q_offsets", q_offsets, geometry.total_q)
-    check_offsets(NAME, "k_offsets", k_offsets, geometry.total_k)
+    geometry = geometry_of(q, k, v, q_offsets, k_offsets)
+    check_both_offsets(NAME, geometry, q_offsets, k_offsets)
+    plan, mask = Schedule.decode(schedule), Mask(left, right, align_end)
+    scales = (pre_scale, post_scale)
+    with torch.cuda.device_of(q):
+        if takes_hopper(NAME, plan.forward_tier, q, k, v, geometry, mask, 0, activation):
+            return _forward_on_hopper(
+                q, k, v, q_offsets, k_offsets, geometry, mask, activation[0], scales, max_k_len
+            )
+        return _portable_forward(
+            q, k, v, q_offsets, k_offsets, geometry, mask, plan, activation, scales, max_k_len
+        )
+
+
+def _forward_on_hopper(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
+    geometry: Geometry, mask: Mask, activation: int, scales: tuple[float, float], max_k_len: int,
+) -> Tensor:  # fmt: skip
+    """Imported here: Gluon is asked for by a launch alone."""
+    from jagbench.impl.kernels.hopper import forward_launch
+
+    q, k, v = tma_layout(q), tma_layout(k), tma_layout(v)
+    out, _ = forward_launch.launch_forward(
+        q, k, v, q_offsets, k_offsets, geometry, mask,
+        scale=scales[0], out_scale=scales[1], activation=activation, max_k_len=max_k_len,
+    )  # fmt: skip
+    note_tier("hopper_forward")
+    return out.view(geometry.out_shape)
+
+
+def _portable_forward(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
+    geometry: Geometry, mask: Mask, plan: Schedule, activation: list[int],
+    scales: tuple[float, float], max_k_len: int,
+) -> Tensor:  # fmt: skip
+    """With K and V kept on chip where keys are short, else by walking them."""
     q, k, v = (kernel_layout(t) for t in (q, k, v))
-    mask, plan = Mask(left, right, align_end), Schedule.decode(schedule)
     sizes = (q, geometry.qk_dim, geometry.v_dim, plan.forward)
     persistent = plan.variant == "v3"
     tiles = tile_config("gdpa_short", *sizes)
     resident = 0 if persistent else _resident_key_tiles(geometry, max_k_len, tiles)
     if resident != 1:
         tiles = tile_config("gdpa_short2" if resident else "gdpa", *sizes)
-    with torch.cuda.device_of(q):
-        if resident:
-            return _launch_short_keys(
-                q, k, v, q_offsets, k_offsets, geometry, mask, tiles, activation,
-                (pre_scale, post_scale), resident,
-            )  # fmt: skip
-        return _launch_walk(
-            q, k, v, q_offsets, k_offsets, geometry, mask, tiles, activation,
-            (pre_scale, post_scale), persistent,
-        )  # fmt: skip
+    if resident:
+        return _launch_short_keys(
+            q, k, v, q_offsets, k_offsets, geometry, mask, tiles, activation, scales, resident
+        )
+    return _launch_walk(
+        q, k, v, q_offsets, k_offsets, geometry, mask, tiles, activation, scales, persistent
+    )
 
 
 def _resident_key_tiles(geometry: Geometry, max_k_len: int, tiles: TileConfig) -> int:
@@ -163,18 +205,13 @@ def _resident_key_tiles(geometry: Geometry, max_k_len: int, tiles: TileConfig) -
     return 1 if length <= tiles.block_k else 2 if length <= 2 * tiles.block_k else 0
 
 
-def _empty_output(q: Tensor, g: Geometry) -> Tensor:
-    rows = (g.batch, g.total_q) if g.shared_q else (g.total_q,)
-    return torch.empty(*rows, g.heads, g.v_dim, dtype=q.dtype, device=q.device)
-
-
 def _launch_walk(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
     g: Geometry, mask: Mask, tiles: TileConfig, activation: list[int],
     scales: tuple[float, float], persistent: bool,
 ) -> Tensor:  # fmt: skip
     """Forward by the kernel that walks the keys of each query tile."""
-    out = _empty_output(q, g)
+    out = torch.empty(g.out_shape, dtype=q.dtype, device=q.device)
     items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=mask.span)
     grid = items.upper * g.heads
     if not grid:
@@ -199,7 +236,7 @@ def _launch_short_keys(
     scales: tuple[float, float], resident: int,
 ) -> Tensor:  # fmt: skip
     """Forward by the kernel that keeps short keys on chip."""
-    out = _empty_output(q, g)
+    out = torch.empty(g.out_shape, dtype=q.dtype, device=q.device)
     items = build_tile_list(q_offsets, k_offsets, g.total_q, _CHUNK * tiles.block_q, span=mask.span)
     grid = items.upper * g.heads
     if not grid:
@@ -219,8 +256,7 @@ def _launch_short_keys(
     return out
 
 
-@_forward.register_fake
-def _(
+def _forward_fake(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -235,11 +271,9 @@ def _(
     max_k_len: int,
     schedule: list[int],
 ) -> Tensor:
-    rows = [q.shape[0]] if q_offsets is not None else [k_offsets.shape[0] - 1, q.shape[0]]
-    return q.new_empty(*rows, q.shape[1], v.shape[2])
+    return empty_output(q, v, q_offsets, k_offsets)[0]
 
 
-@torch.library.custom_op("jagbench::gdpa_backward", mutates_args=())
 def _backward(
     d_out: Tensor,
     q: Tensor,
@@ -256,7 +290,8 @@ def _backward(
     schedule: list[int],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    """Gradients that `needs` asks for (query, key and value); others are empty tensors."""
+    geometry = geometry_of(q, k, v, q_offsets, k_offsets)
     rows = (geometry.out_rows, geometry.heads, geometry.v_dim)
     code, chosen, ids = _activation_arguments(activation, q.device)
     with torch.cuda.device_of(q):
@@ -272,14 +307,13 @@ def _backward(
             value_scale=post_scale,
             needs=Needs(*needs),
         )
-        gradients = attention_backward(q, k, v, d_out.reshape(rows), q_offsets, k_offsets, call)
-    # A custom op returns tensors only: an empty one stands for "not needed".
-    dq, dk, dv, _ = (q.new_empty(0) if g is None else g for g in gradients)
+        dq, dk, dv, _ = attention_gradients(
+            NAME, q, k, v, d_out.reshape(rows), q_offsets, k_offsets, call
+        )
     return dq, dk, dv
 
 
-@_backward.register_fake
-def _(
+def _backward_fake(
     d_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -295,11 +329,9 @@ def _(
     schedule: list[int],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    atomic = Schedule.decode(schedule).backward == "atomic"
-    made = needs[0] or (needs[1] and atomic), needs[1] or (needs[0] and atomic)
     dq, dk, dv = (
-        t.new_empty(t.shape if m else 0)
-        for t, m in zip((q, k, v), (made[0], made[1], made[1]), strict=True)
+        t.new_empty(t.shape if need else 0)
+        for t, need in zip((q, k, v), (needs[0], needs[1], needs[1]), strict=True)
     )
     return dq, dk, dv
 
@@ -311,9 +343,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.constants = (activation, pre, post, left, right, align_end, schedule)
 
 
-def _autograd(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
-    wanted = ctx.needs_input_grad
-    dq, dk, dv = torch.ops.jagbench.gdpa_backward(
+def _autograd(ctx: Any, wanted: tuple[bool, ...], d_out: Tensor) -> tuple[Any, ...]:
+    dq, dk, dv = _backward_op(
         d_out, *ctx.saved_tensors, *ctx.constants, [wanted[0], wanted[1] or wanted[2]]
     )
     gradients = (
@@ -324,7 +355,9 @@ def _autograd(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
     return (*gradients, *(None,) * 10)
 
 
-_forward.register_autograd(_autograd, setup_context=_setup)
+_forward_op = define("gdpa_forward", _forward, _forward_fake)
+_backward_op = define("gdpa_backward", _backward, _backward_fake)
+_differentiable_op = differentiable(_forward_op, _setup, _autograd)
 
 
 @register_flop_formula(torch.ops.jagbench.gdpa_forward, get_raw=True)

@@ -16,7 +16,9 @@ from jagbench.impl.kernels.arguments import (
     Geometry,
     check_align,
     check_arguments,
-    check_offsets,
+    check_both_offsets,
+    empty_output,
+    geometry_of,
     kernel_layout,
     tensor_arguments,
     version,
@@ -27,18 +29,20 @@ from jagbench.impl.kernels.attention_launch import (
     Bias,
     Mask,
     Needs,
-    attention_backward,
+    attention_gradients,
+    check_repeatable,
     flops_of_offsets,
     require_device,
     row_statistics,
 )
+from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
 from jagbench.impl.kernels.jagged_attention_launch import LOG2E, launch_forward
+from jagbench.impl.kernels.operators import define, differentiable
 from jagbench.impl.kernels.schedule import build_tile_list
-from jagbench.impl.kernels.tuning import Schedule, tile_config
+from jagbench.impl.kernels.tuning import Schedule, Tier, as_schedule, note_tier, tile_config
 
 NAME = "jagged_attention"
 LN2 = math.log(2.0)
-DEFAULT_SCHEDULE = Schedule()
 _ID_TYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 # Bucket ids already found within their table: (version looked at, buckets).
@@ -61,7 +65,7 @@ def jagged_attention(
     max_k_len: int | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
-    schedule: Schedule = DEFAULT_SCHEDULE,
+    schedule: Schedule | Tier = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention inside each sequence of a jagged batch: O = softmax(scale Q K^T + bias) V.
 
@@ -74,9 +78,12 @@ def jagged_attention(
     bias: `[sum of len_q * len_k, heads or 1]`, row-major per sequence, or a `BucketedBias`.
     max_q_len: not needed. max_k_len: a hint; at most 64 chooses the kernel that keeps a sequence's
         keys on chip. A sequence that is longer all the same is computed in full.
-    deterministic: promises bit-equal outputs and gradients on repeats. The default schedule keeps
-        that promise anyway; with `backward="atomic"` it is refused.
-    schedule: how it is computed (`tuning.Schedule`).
+    deterministic: promises bit-equal gradients on repeats. Outputs always are, and so are the
+        portable gradients, except those of `backward="atomic"`, which is refused here. The Hopper
+        tier adds dQ in no fixed order: the portable backward is taken instead, as it is under
+        `torch.use_deterministic_algorithms(True)`; with `schedule="hopper"` that is refused.
+    schedule: how it is computed (`tuning.Schedule`), or the tier alone: "auto", "portable",
+        "hopper".
 
     Returns `[total_q, heads, v_dim]` (dense query: `[batch, rows, heads, v_dim]`) in q's dtype and,
     with `return_lse`, the natural log-sum-exp, float32 `[total_q, heads]` (`[batch, rows, heads]`),
@@ -87,15 +94,16 @@ def jagged_attention(
     """
     align_end = check_align(NAME, align)
     left, right = window_bounds(NAME, causal, window)
-    if deterministic and schedule.backward == "atomic":
-        raise ValueError(f"{NAME}: deterministic=True cannot be kept with backward='atomic'")
+    plan = as_schedule(NAME, schedule)
     q, k, v, q_offsets, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
     geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
     values, bucket_ids = _bias_tensors(bias, geometry, q)
+    if deterministic:
+        check_repeatable(NAME, plan, q, k, v, values)
     factor = 1.0 / math.sqrt(q.shape[2]) if scale is None else float(scale)
-    out, lse = torch.ops.jagbench.jagged_attention_forward(
+    out, lse = _differentiable_op(
         q, k, v, q_offsets, k_offsets, values, bucket_ids, factor, left, right, align_end,
-        -1 if max_k_len is None else int(max_k_len), schedule.encode(),
+        -1 if max_k_len is None else int(max_k_len), plan.encode(repeatable=deterministic),
     )  # fmt: skip
     if not return_lse:
         return out
@@ -178,7 +186,6 @@ def _check_bias(bias: Bias) -> None:
     _checked_ids[ids] = state
 
 
-@torch.library.custom_op("jagbench::jagged_attention_forward", mutates_args=())
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -194,23 +201,45 @@ def _forward(
     max_k_len: int,
     schedule: list[int],
 ) -> tuple[Tensor, Tensor]:
+    """Arguments as `jagged_attention` has checked them; only the offsets' values are not yet."""
     require_device(NAME, q)
-    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
-    if q_offsets is not None:
-        check_offsets(NAME, "q_offsets", q_offsets, geometry.total_q)
-    check_offsets(NAME, "k_offsets", k_offsets, geometry.total_k)
+    geometry = geometry_of(q, k, v, q_offsets, k_offsets)
+    check_both_offsets(NAME, geometry, q_offsets, k_offsets)
     kernel_bias = _kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry)
     _check_bias(kernel_bias)
+    plan, mask = Schedule.decode(schedule), Mask(left, right, align_end)
+    softmax = (SOFTMAX.value,)
     with torch.cuda.device_of(q):
+        if takes_hopper(
+            NAME, plan.forward_tier, q, k, v, geometry, mask, kernel_bias.kind, softmax
+        ):  # fmt: skip
+            return _forward_on_hopper(
+                q, k, v, q_offsets, k_offsets, geometry, mask, scale, max_k_len
+            )
         out, lse, _ = launch_forward(
-            q, k, v, q_offsets, k_offsets, geometry, Mask(left, right, align_end), kernel_bias,
-            scale, Schedule.decode(schedule), max_k_len,
-        )  # fmt: skip
+            q, k, v, q_offsets, k_offsets, geometry, mask, kernel_bias, scale, plan, max_k_len
+        )
     return out, lse
 
 
-@_forward.register_fake
-def _(
+def _forward_on_hopper(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
+    geometry: Geometry, mask: Mask, scale: float, max_k_len: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Imported here: Gluon is asked for by a launch alone."""
+    from jagbench.impl.kernels.hopper import forward_launch
+
+    q, k, v = tma_layout(q), tma_layout(k), tma_layout(v)
+    out, lse = forward_launch.launch_forward(
+        q, k, v, q_offsets, k_offsets, geometry, mask,
+        scale=scale, out_scale=1.0, activation=SOFTMAX.value, max_k_len=max_k_len,
+    )  # fmt: skip
+    assert lse is not None
+    note_tier("hopper_forward")
+    return out.view(geometry.out_shape), lse
+
+
+def _forward_fake(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -225,12 +254,10 @@ def _(
     max_k_len: int,
     schedule: list[int],
 ) -> tuple[Tensor, Tensor]:
-    rows = [q.shape[0]] if q_offsets is not None else [k_offsets.shape[0] - 1, q.shape[0]]
-    out = q.new_empty(*rows, q.shape[1], v.shape[2])
-    return out, q.new_empty(q.shape[1], math.prod(rows), dtype=torch.float32)
+    out, rows = empty_output(q, v, q_offsets, k_offsets)
+    return out, q.new_empty(q.shape[1], rows, dtype=torch.float32)
 
 
-@torch.library.custom_op("jagbench::jagged_attention_backward", mutates_args=())
 def _backward(
     d_out: Tensor,
     d_lse: Tensor | None,
@@ -250,7 +277,8 @@ def _backward(
     schedule: list[int],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    """Gradients that `needs` asks for (query, key and value, bias); others are empty tensors."""
+    geometry = geometry_of(q, k, v, q_offsets, k_offsets)
     rows = (geometry.out_rows, geometry.heads, geometry.v_dim)
     d_out, out = kernel_layout(d_out.reshape(rows)), out.view(rows)
     # d_lse `[heads, out_rows]`, read through its strides as rows and heads.
@@ -267,14 +295,12 @@ def _backward(
             statistics=row_statistics(out, d_out, lse, d_lse, q_offsets, k_offsets, geometry),
             needs=Needs(*needs),
         )
-        gradients = attention_backward(q, k, v, d_out, q_offsets, k_offsets, call)
-    # A custom op returns tensors only: an empty one stands for "not needed".
-    dq, dk, dv, d_bias = (q.new_empty(0) if g is None else g for g in gradients)
+        found = attention_gradients(NAME, q, k, v, d_out, q_offsets, k_offsets, call)
+    dq, dk, dv, d_bias = found
     return dq, dk, dv, d_bias
 
 
-@_backward.register_fake
-def _(
+def _backward_fake(
     d_out: Tensor,
     d_lse: Tensor | None,
     q: Tensor,
@@ -293,16 +319,12 @@ def _(
     schedule: list[int],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
-    none = q.new_empty(0)
-    atomic = Schedule.decode(schedule).backward == "atomic"
-    with_kv = needs[1] or (atomic and needs[0])
-    return (
-        dq if needs[0] or needs[2] or (with_kv and atomic) else none,
-        dk if with_kv else none,
-        dv if with_kv else none,
-        bias.new_empty(bias.shape) if needs[2] and bias is not None else none,
+    wanted = (needs[0], needs[1], needs[1], needs[2])
+    dq, dk, dv, d_bias = (
+        q.new_empty(0) if t is None or not need else t.new_empty(t.shape)
+        for t, need in zip((q, k, v, bias), wanted, strict=True)
     )
+    return dq, dk, dv, d_bias
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -313,14 +335,15 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.constants = (scale, left, right, align_end, schedule)
 
 
-def _autograd(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+def _autograd(
+    ctx: Any, wanted: tuple[bool, ...], d_out: Tensor | None, d_lse: Tensor | None
+) -> tuple[Any, ...]:
     q, k, v, out, lse, q_offsets, k_offsets, bias, bucket_ids = ctx.saved_tensors
-    wanted = ctx.needs_input_grad
     needs = [wanted[0], wanted[1] or wanted[2], wanted[5]]
     if d_out is None and d_lse is None:
         return (None,) * 13
     d_out = torch.zeros_like(out) if d_out is None else d_out
-    dq, dk, dv, d_bias = torch.ops.jagbench.jagged_attention_backward(
+    dq, dk, dv, d_bias = _backward_op(
         d_out, d_lse, q, k, v, out, lse, q_offsets, k_offsets, bias, bucket_ids,
         *ctx.constants, needs,
     )  # fmt: skip
@@ -335,7 +358,9 @@ def _autograd(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any
     )
 
 
-_forward.register_autograd(_autograd, setup_context=_setup)
+_forward_op = define("jagged_attention_forward", _forward, _forward_fake)
+_backward_op = define("jagged_attention_backward", _backward, _backward_fake)
+_differentiable_op = differentiable(_forward_op, _setup, _autograd)
 
 
 @register_flop_formula(torch.ops.jagbench.jagged_attention_forward, get_raw=True)

@@ -9,7 +9,7 @@ v2  no mask: rows past a sequence's end are loaded as zeros, so their scores are
     cancel, a guard leaves the tile to a second launch, which masks. Backward split in dQ and dK/dV.
 v3  v2 made persistent: one program a multiprocessor, tiles dealt zigzag. Where device and layout
     have tensor descriptors (TMA), whole K and V tiles come by them, and only the last is masked.
-v4  warp-specialised, in `impl/kernels/hopper` (not there yet).
+v4  warp-specialised, for Hopper alone: `impl/kernels/hopper`.
 """
 
 import triton

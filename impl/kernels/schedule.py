@@ -167,9 +167,9 @@ class TileList:
 
 
 #: Largest length that counts for the order, so that keys fit 32 bits in both builds.
-_MAX_SPAN = 2**31 - 1
+MAX_SPAN = 2**31 - 1
 #: Beyond this many sequences comparing all with all loses against a sort.
-_MAX_COMPARED = 16384
+MAX_COMPARED = 16384
 _GROUP, _SCAN, _WIDTH = 16, 1024, 128
 
 
@@ -195,6 +195,17 @@ def build_tile_list(
     The bound: with lengths l_i of batch + 1 parts that sum to total_rows,
     sum ceil(l_i / b) <= sum floor(l_i / b) + batch + 1 <= floor(total_rows / b) + batch + 1.
     """
+    offsets, upper = bounds(row_offsets, other_offsets, total_rows, block_rows)
+    batch = offsets.numel() - 1
+    span = MAX_SPAN if span is None else min(span, MAX_SPAN)
+    build = _build_by_comparing if offsets.is_cuda and batch <= MAX_COMPARED else build_by_sorting
+    return build(row_offsets, other_offsets, batch, total_rows, block_rows, span, upper)
+
+
+def bounds(
+    row_offsets: Tensor | None, other_offsets: Tensor | None, total_rows: int, block_rows: int
+) -> tuple[Tensor, int]:
+    """Offsets that give batch and device, and the most tiles there can be (`build_tile_list`)."""
     offsets = row_offsets if row_offsets is not None else other_offsets
     if offsets is None:
         raise ValueError("row_offsets and other_offsets cannot both be None")
@@ -207,14 +218,12 @@ def build_tile_list(
         upper = batch * -(-total_rows // block_rows)
     else:
         upper = total_rows // block_rows + batch + 1
-    if upper > _MAX_SPAN:
-        raise ValueError(f"{upper} tiles of {block_rows} rows exceed the limit of {_MAX_SPAN}")
-    span = _MAX_SPAN if span is None else min(span, _MAX_SPAN)
-    build = _build_by_comparing if offsets.is_cuda and batch <= _MAX_COMPARED else _build_by_sorting
-    return build(row_offsets, other_offsets, batch, total_rows, block_rows, span, upper)
+    if upper > MAX_SPAN:
+        raise ValueError(f"{upper} tiles of {block_rows} rows exceed the limit of {MAX_SPAN}")
+    return offsets, upper
 
 
-def _build_by_sorting(
+def build_by_sorting(
     row_offsets: Tensor | None,
     other_offsets: Tensor | None,
     batch: int,
@@ -314,6 +323,39 @@ def _tiles_and_keys(
     return tiles, key
 
 
+@triton.jit
+def place_sequences(
+    own,
+    row_offsets,
+    other_offsets,
+    batch,
+    total_rows,
+    span,
+    BLOCK_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCAN: tl.constexpr,
+):
+    """Where the tiles of GROUP sequences begin in the list; how many they, and those of all, are.
+
+    Every sequence of `own` (int32 `[GROUP]`) is compared with all others, SCAN at a time.
+    """
+    own_tiles, own_key = _tiles_and_keys(
+        own, row_offsets, other_offsets, batch, total_rows, span, BLOCK_ROWS
+    )
+    start = tl.zeros([GROUP], tl.int32)
+    total = tl.zeros([SCAN], tl.int32)
+    for first in range(0, batch + 1, SCAN):
+        index = first + tl.arange(0, SCAN)
+        tiles, key = _tiles_and_keys(
+            index, row_offsets, other_offsets, batch, total_rows, span, BLOCK_ROWS
+        )
+        same = (key[None, :] == own_key[:, None]) & (index[None, :] < own[:, None])
+        before = (key[None, :] > own_key[:, None]) | same
+        start += tl.sum(tl.where(before, tiles[None, :], 0), 1)
+        total += tiles
+    return start, own_tiles, tl.sum(total, 0)
+
+
 @triton.jit(do_not_specialize=["batch", "total_rows", "upper", "span"])
 def _tile_list_kernel(
     row_offsets,
@@ -333,21 +375,9 @@ def _tile_list_kernel(
     """Each program places GROUP sequences and writes their tiles and its share of the unused."""
     program = tl.program_id(0)
     own = program * GROUP + tl.arange(0, GROUP)
-    own_tiles, own_key = _tiles_and_keys(
-        own, row_offsets, other_offsets, batch, total_rows, span, BLOCK_ROWS
+    start, own_tiles, used = place_sequences(
+        own, row_offsets, other_offsets, batch, total_rows, span, BLOCK_ROWS, GROUP, SCAN
     )
-    start = tl.zeros([GROUP], tl.int32)
-    total = tl.zeros([SCAN], tl.int32)
-    for first in range(0, batch + 1, SCAN):
-        index = first + tl.arange(0, SCAN)
-        tiles, key = _tiles_and_keys(
-            index, row_offsets, other_offsets, batch, total_rows, span, BLOCK_ROWS
-        )
-        same = (key[None, :] == own_key[:, None]) & (index[None, :] < own[:, None])
-        before = (key[None, :] > own_key[:, None]) | same
-        start += tl.sum(tl.where(before, tiles[None, :], 0), 1)
-        total += tiles
-    used = tl.sum(total, 0)
 
     for first in range(0, tl.max(own_tiles, 0), WIDTH):
         number = first + tl.arange(0, WIDTH)

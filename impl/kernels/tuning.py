@@ -14,9 +14,11 @@ from torch import Tensor
 from jagbench.impl.kernels.interpreter import INTERPRET
 
 Variant = Literal["auto", "v1", "v2", "v3"]
-BackwardForm = Literal["split", "atomic"]
+BackwardForm = Literal["auto", "split", "atomic"]
+Tier = Literal["auto", "portable", "hopper"]
 _VARIANTS: tuple[Variant, ...] = ("auto", "v1", "v2", "v3")
-_FORMS: tuple[BackwardForm, ...] = ("split", "atomic")
+_FORMS: tuple[BackwardForm, ...] = ("auto", "split", "atomic")
+_TIERS: tuple[Tier, ...] = ("auto", "portable", "hopper")
 
 
 @dataclass(frozen=True)
@@ -53,27 +55,57 @@ class TileConfig:
 class Schedule:
     """How an operator is computed; never what.
 
-    variant: generation of the forward kernel. "auto" is v3 where sequences are long and tensor
-        descriptors can be had, else v2. gdpa has one generation and takes v3 as "persistent".
-    backward: "split" (dQ and dK/dV apart, bit-equal on repeats) or "atomic" (dQ by atomics).
-    forward, query_gradient, key_value_gradient: tiles of the three kernels; None takes the table.
+    variant: generation of the portable forward kernel. "auto" is v3 where sequences are long and
+        tensor descriptors can be had, else v2. gdpa has one generation and takes v3 as
+        "persistent". A generation that is named keeps the whole call portable.
+    backward: "split" (dQ and dK/dV apart, bit-equal on repeats) or "atomic" (dQ by atomics), both
+        portable; "auto" is the tier's: split, or on Hopper one kernel that adds dQ in no fixed
+        order.
+    forward, query_gradient, key_value_gradient: tiles of the three portable kernels; None takes the
+        table. A pass whose tiles are given is portable.
+    tier: "portable" (Triton, any device), "hopper" (Gluon; NotImplementedError for a call it cannot
+        take), or "auto", hopper for every call it can take (`hopper.support.unsupported`).
     """
 
     variant: Variant = "auto"
-    backward: BackwardForm = "split"
+    backward: BackwardForm = "auto"
     forward: TileConfig | None = None
     query_gradient: TileConfig | None = None
     key_value_gradient: TileConfig | None = None
+    tier: Tier = "auto"
 
     def __post_init__(self) -> None:
         if self.variant not in _VARIANTS:
             raise ValueError(f"variant must be one of {_VARIANTS}, got {self.variant!r}")
         if self.backward not in _FORMS:
             raise ValueError(f"backward must be one of {_FORMS}, got {self.backward!r}")
+        if self.tier not in _TIERS:
+            raise ValueError(f"tier must be one of {_TIERS}, got {self.tier!r}")
+        if self.tier == "hopper" and self.forward_tier == "portable":
+            raise ValueError(
+                f"tier 'hopper' contradicts the portable variant {self.variant!r} or its tiles"
+            )
 
-    def encode(self) -> list[int]:
-        """As integers, the form in which a custom op takes it."""
-        code = [_VARIANTS.index(self.variant), _FORMS.index(self.backward)]
+    @property
+    def forward_tier(self) -> Tier:
+        """Tier of the forward pass."""
+        named = self.variant != "auto" or self.forward is not None
+        return "portable" if named else self.tier
+
+    @property
+    def backward_tier(self) -> Tier:
+        """Tier of the backward pass."""
+        tiles = self.query_gradient is not None or self.key_value_gradient is not None
+        named = self.variant != "auto" or self.backward != "auto" or tiles
+        return "portable" if named else self.tier
+
+    def encode(self, *, repeatable: bool = False) -> list[int]:
+        """As integers, the form in which a custom op takes it.
+
+        repeatable: with the backward that gives the same bits every time.
+        """
+        form: BackwardForm = "split" if repeatable else self.backward
+        code = [_VARIANTS.index(self.variant), _FORMS.index(form), _TIERS.index(self.tier)]
         for config in (self.forward, self.query_gradient, self.key_value_gradient):
             code += [0, 0, 0, 0] if config is None else list(astuple(config))
         return code
@@ -87,8 +119,22 @@ class Schedule:
 # Cached, as the table's tiles are below: both are asked for in every call.
 @cache
 def _decode(code: tuple[int, ...]) -> Schedule:
-    configs = [TileConfig(*code[i : i + 4]) if code[i] else None for i in range(2, len(code), 4)]
-    return Schedule(_VARIANTS[code[0]], _FORMS[code[1]], *configs)
+    configs = [TileConfig(*code[i : i + 4]) if code[i] else None for i in range(3, len(code), 4)]
+    return Schedule(_VARIANTS[code[0]], _FORMS[code[1]], *configs, tier=_TIERS[code[2]])
+
+
+_OF_TIER: dict[str, Schedule] = {tier: Schedule(tier=tier) for tier in _TIERS}
+
+
+def as_schedule(operator: str, schedule: Schedule | Tier) -> Schedule:
+    """A schedule, given as one or by the name of its tier; ValueError for anything else."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    if not isinstance(schedule, str) or schedule not in _OF_TIER:
+        raise ValueError(
+            f"{operator}: schedule must be a Schedule or one of {_TIERS}, got {schedule!r}"
+        )
+    return _OF_TIER[schedule]
 
 
 #: Kernels that have a row in the table. `softmax_tma` is v3 with descriptors; `_short` keep keys
@@ -140,19 +186,34 @@ _TABLE: dict[tuple[Kernel, int], TileConfig] = {
 
 
 #: Tiles of the kernels launched since `take_used`; tiles pinned in place of the table's.
-_used: dict[Kernel, TileConfig] = {}
+_used: dict[str, str] = {}
 _pinned: dict[tuple[Kernel, int], TileConfig] = {}
 
 
 def take_used() -> dict[str, str]:
-    """Kernel -> tiles of the launches since the last call of this."""
-    found: dict[str, str] = {kernel: str(tiles) for kernel, tiles in sorted(_used.items())}
+    """Kernel -> tiles of the launches since the last call of this.
+
+    Kernels of the Hopper tier are called "hopper_...", all others are portable.
+    """
+    found = dict(sorted(_used.items()))
     _used.clear()
     return found
 
 
+def note_used(kernel: str, tiles: str) -> None:
+    """Remember a launch for `take_used`: a launch of the Hopper tier, which chooses by itself."""
+    _used[kernel] = tiles
+
+
+def note_tier(kernel: str) -> None:
+    """Remember that a kernel ran, if its launch has not said with which tiles."""
+    _used.setdefault(kernel, "tiles not told")
+
+
 def pin_tiles(choices: Mapping[str, str]) -> None:
     """Use other tiles than the table's from now on, in this process; an empty mapping undoes it.
+
+    Of the portable kernels: the Hopper tier has no table, and takes no notice.
 
     choices: "kernel/width" -> tiles, as "query_gradient/128": "128x32 warps 8 stages 3"; width is
         the padded head dim (64, 128 or 256). Raises ValueError for a kernel or width not in the
@@ -194,7 +255,7 @@ def tile_config(
     if tiles is None:
         limit = _shared_memory(like.device.index or 0)
         tiles = table_config(kernel, like.dtype, qk_dim, v_dim, limit)
-    _used[kernel] = tiles
+    _used[kernel] = str(tiles)
     return tiles
 
 

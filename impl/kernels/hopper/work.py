@@ -1,0 +1,242 @@
+"""The work list of the persistent kernels: what each tile is, in one aligned record.
+
+The portable kernels look a tile's sequence up in the offsets; a chain of dependent loads that other
+programs of the multiprocessor hide. A persistent program has nobody to hide it, so a tile's record
+holds all it needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagbench.impl.kernels.attention_backward import STATISTICS_PAD, statistics_start
+from jagbench.impl.kernels.interpreter import INTERPRET
+from jagbench.impl.kernels.schedule import (
+    MAX_COMPARED,
+    MAX_SPAN,
+    bounds,
+    build_by_sorting,
+    place_sequences,
+)
+
+#: int32 fields of an item.
+FIELDS = 8
+_STATISTICS_UNIT = 64
+_GROUP, _SCAN, _WIDTH = 8, 1024, 64
+
+
+@dataclass(frozen=True)
+class WorkList:
+    """Tiles of a persistent launch, on the device; how many there are is known there only.
+
+    items: int32 `[upper + 1, 8]`, rows 16-byte aligned:
+
+        0  first row of the sequence on the own side; 0 for a query all sequences share
+        1  rows of the sequence on the own side
+        2  first row of the tile, from the start of the sequence: block * block_rows
+        3  first row on the other side; 0 for a query all sequences share, and for padding
+        4  rows on the other side; 0 for padding
+        5  first row in the outputs: field 0, or sequence * rows for a query all sequences share
+        6  sequence; `batch` for the padding behind the last offset
+        7  start of the query side's row statistics, in units of 64 rows (`row_statistics`)
+
+    count: int32 `[1]`, the number of tiles. Item `count` is all zero: an empty one, for programs
+        that are dealt an index past the end (they read item `min(index, count)`). What lies behind
+        it is uninitialised memory.
+
+    Items of a sequence with rows on the own side only are in the list, with field 4 zero: somebody
+    must write their outputs. Sequences without rows on the own side have none.
+    """
+
+    items: Tensor
+    count: Tensor
+
+    @property
+    def upper(self) -> int:
+        """Most tiles there can be: a bound for the number of programs."""
+        return self.items.shape[0] - 1
+
+
+def build_work_list(
+    row_offsets: Tensor | None,
+    other_offsets: Tensor | None,
+    total_rows: int,
+    block_rows: int,
+    *,
+    shared_rows: bool = False,
+    span: int | None = None,
+    other_rows: int | None = None,
+    statistics: Literal["own", "other"] = "other",
+) -> WorkList:
+    """Every block of rows, sequences with the most visible other rows first; one launch, no sync.
+
+    Order and bound as `schedule.build_tile_list`: the blocks of a sequence stay together, in order;
+    the padding behind the last offset comes last.
+
+    row_offsets: int `[batch + 1]`; None with `shared_rows`, for one dense query of `total_rows`
+        rows that all sequences share.
+    other_offsets: int `[batch + 1]`; None with `other_rows`, for such a query on the other side.
+    total_rows: rows of the packed tensor, padding included. span: other rows that one row sees at
+        most (a window), None if unbounded.
+    statistics: the side that holds the queries, for field 7. Only a backward pass reads it, and
+        there tiles are of keys: "other".
+
+    Rows and starts must fit int32 (`support.unsupported` sees to it); offsets are taken as checked.
+    """
+    if shared_rows != (row_offsets is None):
+        given = "None" if row_offsets is None else "a tensor"
+        raise ValueError(f"shared_rows={shared_rows}, but row_offsets is {given}")
+    if (other_offsets is None) != (other_rows is not None):
+        raise ValueError("one of other_offsets and other_rows must be given, and not both")
+    offsets, upper = bounds(row_offsets, other_offsets, total_rows, block_rows)
+    batch = offsets.numel() - 1
+    span = MAX_SPAN if span is None else min(span, MAX_SPAN)
+    call = _Build(
+        row_offsets, other_offsets, batch, total_rows, other_rows or 0, block_rows, span, upper,
+        statistics == "own",
+    )  # fmt: skip
+    on_device = offsets.is_cuda or INTERPRET.value
+    return (_by_comparing if on_device and batch <= MAX_COMPARED else _by_sorting)(call, offsets)
+
+
+@dataclass(frozen=True)
+class _Build:
+    """Arguments of a build; other_rows counts only where other_offsets is None."""
+
+    row_offsets: Tensor | None
+    other_offsets: Tensor | None
+    batch: int
+    total_rows: int
+    other_rows: int
+    block_rows: int
+    span: int
+    upper: int
+    own_statistics: bool
+
+
+def _by_comparing(call: _Build, offsets: Tensor) -> WorkList:
+    """The list by one kernel launch, for which each sequence is compared with all others."""
+    # One allocation; the count stays 16-byte aligned, or Triton would specialise its users anew.
+    size = (call.upper + 1) * FIELDS
+    memory = torch.empty(size + 4, dtype=torch.int32, device=offsets.device)
+    items, count = memory[:size].view(-1, FIELDS), memory[size : size + 1]
+    programs = triton.cdiv(call.batch + (call.row_offsets is not None), _GROUP)
+    with torch.cuda.device_of(offsets):
+        _work_list_kernel[(max(1, programs),)](
+            call.row_offsets, call.other_offsets, items, count,
+            call.batch, call.total_rows, call.other_rows, call.upper, call.span,
+            BLOCK_ROWS=call.block_rows, OWN_STATISTICS=call.own_statistics,
+            GROUP=_GROUP, SCAN=_SCAN, WIDTH=_WIDTH, num_warps=8,
+        )  # fmt: skip
+    return WorkList(items, count)
+
+
+@triton.jit
+def _starts_and_lengths(index, offsets, batch, total, shared_rows):
+    """First row and rows (int32) of sequences; those of `batch` are the rows up to `total`.
+
+    Without offsets one dense query of shared_rows rows serves all sequences, and nobody else.
+    """
+    real = index < batch
+    if offsets is None:
+        start = tl.zeros_like(index)
+        length = tl.where(real, shared_rows, 0).to(tl.int32)
+    else:
+        start = tl.load(offsets + index, mask=index <= batch, other=0).to(tl.int32)
+        end = tl.load(offsets + index + 1, mask=real, other=0).to(tl.int32)
+        length = tl.where(index <= batch, tl.where(real, end, total) - start, 0)
+    return start, length
+
+
+@triton.jit(do_not_specialize=["batch", "total_rows", "other_rows", "upper", "span"])
+def _work_list_kernel(
+    row_offsets,
+    other_offsets,
+    items,
+    count,
+    batch,
+    total_rows,
+    other_rows,
+    upper,
+    span,
+    BLOCK_ROWS: tl.constexpr,
+    OWN_STATISTICS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCAN: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Each program places GROUP sequences and writes their items; the first adds the empty one."""
+    own = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
+    place, tiles, used = place_sequences(
+        own, row_offsets, other_offsets, batch, total_rows, span, BLOCK_ROWS, GROUP, SCAN
+    )
+    start, length = _starts_and_lengths(own, row_offsets, batch, total_rows, total_rows)
+    other_start, other_length = _starts_and_lengths(own, other_offsets, batch, 0, other_rows)
+    # The padding meets nobody.
+    other_start = tl.where(own < batch, other_start, 0)
+    other_length = tl.where(own < batch, other_length, 0)
+    target = start
+    if row_offsets is None:
+        target = own * total_rows
+    query = target if OWN_STATISTICS else other_start
+    if other_offsets is None and not OWN_STATISTICS:
+        query = own * other_rows
+    statistics = statistics_start(query, own) // 64
+
+    for first in range(0, tl.max(tiles, 0), WIDTH):
+        number = first + tl.arange(0, WIDTH)[None, :]
+        at = place[:, None] + number
+        mask = (number < tiles[:, None]) & (at < upper)
+        item = items + at.to(tl.int64) * 8
+        flat = tl.zeros([GROUP, WIDTH], tl.int32)
+        tl.store(item, start[:, None] + flat, mask=mask)
+        tl.store(item + 1, length[:, None] + flat, mask=mask)
+        tl.store(item + 2, number * BLOCK_ROWS + flat, mask=mask)
+        tl.store(item + 3, other_start[:, None] + flat, mask=mask)
+        tl.store(item + 4, other_length[:, None] + flat, mask=mask)
+        tl.store(item + 5, target[:, None] + flat, mask=mask)
+        tl.store(item + 6, own[:, None] + flat, mask=mask)
+        tl.store(item + 7, statistics[:, None] + flat, mask=mask)
+
+    if tl.program_id(0) == 0:
+        tl.store(count, used)
+        empty = items + used.to(tl.int64) * 8
+        tl.store(empty + tl.arange(0, 8), tl.zeros([8], tl.int32))
+
+
+def _by_sorting(call: _Build, offsets: Tensor) -> WorkList:
+    """The list by torch operations of known sizes, on any device."""
+    tiles = build_by_sorting(
+        call.row_offsets, call.other_offsets, call.batch, call.total_rows, call.block_rows,
+        call.span, call.upper,
+    )  # fmt: skip
+    sequence = tiles.sequence.clamp(min=0).long()
+    real = sequence < call.batch
+
+    def side(given: Tensor | None, total: int, shared: int) -> tuple[Tensor, Tensor]:
+        if given is None:
+            return torch.zeros_like(sequence), torch.full_like(sequence, shared)
+        ends = torch.cat([given[1:], given.new_full((1,), total)])
+        return given[sequence].long(), (ends - given)[sequence].long()
+
+    start, length = side(call.row_offsets, call.total_rows, call.total_rows)
+    other_start, other_length = (t * real for t in side(call.other_offsets, 0, call.other_rows))
+    target = sequence * call.total_rows if call.row_offsets is None else start
+    query = target if call.own_statistics else other_start
+    if call.other_offsets is None and not call.own_statistics:
+        query = sequence * call.other_rows
+    pad = STATISTICS_PAD.value
+    statistics = (query // pad + 2 * sequence) * (pad // _STATISTICS_UNIT)
+    fields = (
+        start, length, tiles.block.long() * call.block_rows, other_start, other_length, target,
+        sequence, statistics,
+    )  # fmt: skip
+    items = torch.stack(fields, 1) * (tiles.sequence >= 0)[:, None]
+    empty = items.new_zeros(1, FIELDS)
+    return WorkList(torch.cat([items, empty]).to(torch.int32), tiles.count)
