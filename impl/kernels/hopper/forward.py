@@ -16,6 +16,8 @@ Source of the scheme: FlashAttention-3 (arXiv 2407.08608); of the online softmax
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -26,7 +28,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagbench.impl.kernels.activations import FAST_GELU, FAST_GELU_BF16, FAST_SILU, SOFTMAX, activate
+from jagbench.impl.kernels.activations import (
+    FAST_GELU,
+    FAST_GELU_BF16,
+    FAST_SILU,
+    SOFTMAX,
+    activate,
+)
 from jagbench.impl.kernels.hopper.gluon import tma_load, tma_store, turn_give, turn_wait
 from jagbench.impl.kernels.schedule import zigzag_index
 
@@ -38,6 +46,42 @@ _FIELDS: gl.constexpr = gl.constexpr(8)
 _SQRT_2_OVER_PI: gl.constexpr = gl.constexpr(0.7978845608028654)
 _SQRT_2_OVER_PI_BF16: gl.constexpr = gl.constexpr(0.796875)
 _CUBIC: gl.constexpr = gl.constexpr(0.044715)
+
+
+class _Tensors(NamedTuple):
+    """Descriptors, or rings of shared-memory stages `[stages, 1, 1, rows, d]`."""
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+
+
+class _Barriers(NamedTuple):
+    """Barriers of the rings, one a stage: filled by TMA, emptied by the consumers."""
+
+    q_full: Any
+    q_empty: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+
+
+class _Call(NamedTuple):
+    """Run-time arguments of the kernel beyond its descriptors."""
+
+    lse: Any
+    work: Any
+    count: Any
+    heads: Any
+    group: Any
+    batch: Any
+    out_rows: Any
+    left: Any
+    right: Any
+    scale: Any
+    out_scale: Any
 
 
 @gluon.jit
@@ -78,7 +122,7 @@ def _item(work, used, heads, r, ROWS: gl.constexpr, HEADS_APART: gl.constexpr):
 
 @gluon.jit
 def _key_tiles(
-    q_row, q_length, k_length, left, right,
+    q_row, q_length, k_length, call,
     ROWS: gl.constexpr, BN: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
 ):  # fmt: skip
@@ -92,9 +136,9 @@ def _key_tiles(
     if ALIGN_END:
         shift = k_length - q_length
     if HAS_LEFT:
-        begin = gl.minimum(gl.maximum(q_row + shift - left, 0), k_length) // BN
+        begin = gl.minimum(gl.maximum(q_row + shift - call.left, 0), k_length) // BN
     if HAS_RIGHT:
-        stop = gl.minimum(gl.minimum(q_row + ROWS, q_length) + shift + right, k_length)
+        stop = gl.minimum(gl.minimum(q_row + ROWS, q_length) + shift + call.right, k_length)
         end = gl.cdiv(gl.maximum(stop, 0), BN)
     return begin, gl.maximum(end - begin, 1), shift
 
@@ -145,7 +189,7 @@ def _weigh(s, scale, ACTIVATION: gl.constexpr):
 
 @gluon.jit
 def _hide(
-    x, FILL: gl.constexpr, q_row, column, k_length, shift, left, right,
+    x, FILL: gl.constexpr, q_row, column, k_length, shift, call,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
 ):  # fmt: skip
     """x with FILL for the keys, from `column` on, that the rows from q_row on do not see."""
@@ -153,37 +197,35 @@ def _hide(
     columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, SL))[None, :]
     rows = (q_row + shift - column) + gl.arange(0, x.shape[0], gl.SliceLayout(1, SL))
     if HAS_RIGHT:
-        seen = columns < gl.minimum(rows + (right + 1), k_length - column)[:, None]
+        seen = columns < gl.minimum(rows + (call.right + 1), k_length - column)[:, None]
     else:
         seen = columns < k_length - column
     if HAS_LEFT:
-        seen = seen & (columns >= (rows - left)[:, None])
+        seen = seen & (columns >= (rows - call.left)[:, None])
     return gl.where(seen, x, FILL)
 
 
 @gluon.jit
 def _first_weights(
-    s, q_row, column, k_length, shift, left, right, scale, ACTIVATION: gl.constexpr,
+    s, q_row, column, k_length, shift, call, ACTIVATION: gl.constexpr,
     SCALE_FIRST: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
 ):  # fmt: skip
     """Weights, running maximum (in units of log 2) and running sum of an item's first key tile."""
     if ACTIVATION == SOFTMAX:
-        factor = scale
+        factor = call.scale
         if SCALE_FIRST:
-            s = s * scale
+            s = s * call.scale
             factor = 1.0
-        s = _hide(
-            s, float("-inf"), q_row, column, k_length, shift, left, right, HAS_LEFT, HAS_RIGHT
-        )
+        s = _hide(s, float("-inf"), q_row, column, k_length, shift, call, HAS_LEFT, HAS_RIGHT)
         m = gl.max(s, 1) * factor
         # A row that has seen no key keeps -inf, which must not be subtracted from itself.
         base = gl.where(m == float("-inf"), 0.0, m)
         p = gl.exp2(s * factor - base[:, None])
         l = gl.sum(p, 1)
     else:
-        p = _weigh(s, scale, ACTIVATION)
+        p = _weigh(s, call.scale, ACTIVATION)
         if HAS_LEFT or HAS_RIGHT:
-            p = _hide(p, 0.0, q_row, column, k_length, shift, left, right, HAS_LEFT, HAS_RIGHT)
+            p = _hide(p, 0.0, q_row, column, k_length, shift, call, HAS_LEFT, HAS_RIGHT)
         m = gl.full([s.shape[0]], 0.0, gl.float32, gl.SliceLayout(1, s.type.layout))
         l = m
     return p, m, l
@@ -191,7 +233,7 @@ def _first_weights(
 
 @gluon.jit
 def _next_weights(
-    s, m, l, q_row, column, k_length, shift, left, right, scale, ACTIVATION: gl.constexpr,
+    s, m, l, q_row, column, k_length, shift, call, ACTIVATION: gl.constexpr,
     SCALE_FIRST: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
 ):  # fmt: skip
     """Weights, running maximum and sum after a further key tile, and the factor for old sums."""
@@ -199,18 +241,18 @@ def _next_weights(
     fade = m
     partial = column < 0
     if HAS_RIGHT:
-        partial = column + s.shape[1] > q_row + shift + right + 1
+        partial = column + s.shape[1] > q_row + shift + call.right + 1
     if HAS_LEFT:
-        partial = partial | (column < q_row + shift + (s.shape[0] - 1) - left)
+        partial = partial | (column < q_row + shift + (s.shape[0] - 1) - call.left)
     if ACTIVATION == SOFTMAX:
-        factor = scale
+        factor = call.scale
         if SCALE_FIRST:
-            s = s * scale
+            s = s * call.scale
             factor = 1.0
         if WINDOW:
             if partial:
                 s = _hide(
-                    s, float("-inf"), q_row, column, k_length, shift, left, right,
+                    s, float("-inf"), q_row, column, k_length, shift, call,
                     HAS_LEFT, HAS_RIGHT,
                 )  # fmt: skip
         m_new = gl.maximum(m, gl.max(s, 1) * factor)
@@ -222,41 +264,38 @@ def _next_weights(
         l = l * fade + gl.sum(p, 1)
         m = m_new
     else:
-        p = _weigh(s, scale, ACTIVATION)
+        p = _weigh(s, call.scale, ACTIVATION)
         if WINDOW:
             if partial:
-                p = _hide(p, 0.0, q_row, column, k_length, shift, left, right, HAS_LEFT, HAS_RIGHT)
+                p = _hide(p, 0.0, q_row, column, k_length, shift, call, HAS_LEFT, HAS_RIGHT)
     return p, m, l, fade
 
 
 @gluon.jit
 def _finish(
-    o, m, l, W: gl.constexpr, descs, smem, scalars, q_length, q_row, out_start, sequence, head,
+    o, m, l, W: gl.constexpr, descs, stages, call, q_length, q_row, out_start, sequence, head,
     ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """Normalise and store a tile of the output, and of lse `[heads, out_rows]` (units of log 2)."""
-    q_desc, k_desc, v_desc, o_desc = descs
-    q_s, k_s, v_s, o_s = smem
-    lse, work, count, heads, group, batch, out_rows, left, right, scale, out_scale = scalars
-    HM: gl.constexpr = o_s.shape[3]
-    D: gl.constexpr = o_s.shape[4]
+    HM: gl.constexpr = stages.o.shape[3]
+    D: gl.constexpr = stages.o.shape[4]
     RO: gl.constexpr = gl.SliceLayout(1, o.type.layout)
     row = q_row + W * HM
     if ACTIVATION == SOFTMAX:
         o = o * gl.convert_layout(gl.where(l == 0.0, 0.0, 1.0 / l), RO)[:, None]
         # A row that sees nothing has -inf; one past the last offset is padding, and 0.
-        nothing = gl.where(sequence < batch, float("-inf"), 0.0)
+        nothing = gl.where(sequence < call.batch, float("-inf"), 0.0)
         value = gl.where(l == 0.0, nothing, m + gl.log2(l))
         offsets = gl.arange(0, HM, l.type.layout)
-        target = lse + (head.to(gl.int64) * out_rows + out_start + row)
+        target = call.lse + (head.to(gl.int64) * call.out_rows + out_start + row)
         gl.store(target + offsets, value, mask=offsets < q_length - row)
     else:
-        o = o * out_scale
+        o = o * call.out_scale
     tma.store_wait(0)  # the staging buffer's previous store has been read
-    o_s.index(W).reshape([HM, D]).store(o.to(o_s.dtype))
+    stages.o.index(W).reshape([HM, D]).store(o.to(stages.o.dtype))
     fence_async_shared()
     place = [FAR, out_start + q_length, FAR - q_length + row, head * D]
-    tma_store(o_desc, place, o_s.index(W))
+    tma_store(descs.o, place, stages.o.index(W))
 
 
 # ---- roles ---------------------------------------------------------------------------------------
@@ -264,60 +303,68 @@ def _finish(
 
 @gluon.jit
 def _producer(
-    descs, smem, bars, scalars, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
+    descs, stages, bars, call, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """Issue every load in the order of its use: Q, K0, K1, V0, K2, V1, ... across items."""
-    q_desc, k_desc, v_desc, o_desc = descs
-    q_s, k_s, v_s, o_s = smem
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    lse, work, count, heads, group, batch, out_rows, left, right, scale, out_scale = scalars
-    HM: gl.constexpr = q_s.shape[3]
-    BN: gl.constexpr = k_s.shape[3]
-    D: gl.constexpr = k_s.shape[4]
-    NK: gl.constexpr = k_s.shape[0]
-    NQ: gl.constexpr = q_s.shape[0] // GROUPS
-    used = gl.load(count)
-    rounds = gl.cdiv(used * heads, gl.num_programs(0))
+    HM: gl.constexpr = stages.q.shape[3]
+    BN: gl.constexpr = stages.k.shape[3]
+    D: gl.constexpr = stages.k.shape[4]
+    NK: gl.constexpr = stages.k.shape[0]
+    NQ: gl.constexpr = stages.q.shape[0] // GROUPS
+    used = gl.load(call.count)
+    rounds = gl.cdiv(used * call.heads, gl.num_programs(0))
     step = 0
     v_start = 0
     v_length = 0
     v_row = 0
     v_column = 0
     for r in range(0, rounds + 1):
-        q_start, q_length, q_row, k_start, k_length, out_start, sequence, head = _item(
-            work, used, heads, r, GROUPS * HM, HEADS_APART
+        q_start, q_length, q_row, k_start, k_length, _, _, head = _item(
+            call.work, used, call.heads, r, GROUPS * HM, HEADS_APART
         )
-        begin, n, shift = _key_tiles(
-            q_row, q_length, k_length, left, right, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
+        begin, n, _ = _key_tiles(
+            q_row, q_length, k_length, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
         )
         # Rows without any key are read as zero: they may be padding, and hold anything.
         q_length = gl.where(k_length > 0, q_length, 0)
         for w in gl.static_range(GROUPS):
             slot = (r % NQ) * GROUPS + w
-            mbarrier.wait(q_empty.index(slot), ((r // NQ) & 1) ^ 1)
-            mbarrier.expect(q_full.index(slot), HM * D * 2)
+            mbarrier.wait(bars.q_empty.index(slot), ((r // NQ) & 1) ^ 1)
+            mbarrier.expect(bars.q_full.index(slot), HM * D * 2)
             _load_rows(
-                q_desc, q_start, q_length, q_row + w * HM, head * D,
-                q_full.index(slot), q_s.index(slot),
+                descs.q, q_start, q_length, q_row + w * HM, head * D,
+                bars.q_full.index(slot), stages.q.index(slot),
             )  # fmt: skip
-        column = (head // group) * D
+        column = (head // call.group) * D
         for i in range(0, n):
             row = (begin + n - 1 - i) * BN
             slot = step % NK
-            mbarrier.wait(k_empty.index(slot), ((step // NK) & 1) ^ 1)
-            mbarrier.expect(k_full.index(slot), BN * D * 2)
+            mbarrier.wait(bars.k_empty.index(slot), ((step // NK) & 1) ^ 1)
+            mbarrier.expect(bars.k_full.index(slot), BN * D * 2)
             _load_rows(
-                k_desc, k_start, k_length, row, column, k_full.index(slot), k_s.index(slot)
+                descs.k,
+                k_start,
+                k_length,
+                row,
+                column,
+                bars.k_full.index(slot),
+                stages.k.index(slot),
             )
             if step > 0:  # values lag one step behind keys
                 before = step - 1
                 slot = before % NK
-                mbarrier.wait(v_empty.index(slot), ((before // NK) & 1) ^ 1)
-                mbarrier.expect(v_full.index(slot), BN * D * 2)
+                mbarrier.wait(bars.v_empty.index(slot), ((before // NK) & 1) ^ 1)
+                mbarrier.expect(bars.v_full.index(slot), BN * D * 2)
                 _load_rows(
-                    v_desc, v_start, v_length, v_row, v_column, v_full.index(slot), v_s.index(slot)
+                    descs.v,
+                    v_start,
+                    v_length,
+                    v_row,
+                    v_column,
+                    bars.v_full.index(slot),
+                    stages.v.index(slot),
                 )
             v_start = k_start
             v_length = k_length
@@ -328,47 +375,44 @@ def _producer(
 
 @gluon.jit
 def _consumer(
-    W: gl.constexpr, descs, smem, bars, scalars, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
+    W: gl.constexpr, descs, stages, bars, call, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: rows [64 W, 64 (W + 1)) of every query tile dealt to this program."""
-    q_s, k_s, v_s, o_s = smem
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    lse, work, count, heads, group, batch, out_rows, left, right, scale, out_scale = scalars
-    HM: gl.constexpr = q_s.shape[3]
-    BN: gl.constexpr = k_s.shape[3]
-    D: gl.constexpr = k_s.shape[4]
-    NK: gl.constexpr = k_s.shape[0]
-    NQ: gl.constexpr = q_s.shape[0] // GROUPS
+    HM: gl.constexpr = stages.q.shape[3]
+    BN: gl.constexpr = stages.k.shape[3]
+    D: gl.constexpr = stages.k.shape[4]
+    NK: gl.constexpr = stages.k.shape[0]
+    NQ: gl.constexpr = stages.q.shape[0] // GROUPS
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BN, 16])
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, D, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
-    used = gl.load(count)
-    rounds = gl.cdiv(used * heads, gl.num_programs(0))
+    used = gl.load(call.count)
+    rounds = gl.cdiv(used * call.heads, gl.num_programs(0))
     _, q_length, q_row, _, k_length, out_start, sequence, head = _item(
-        work, used, heads, 0, GROUPS * HM, HEADS_APART
+        call.work, used, call.heads, 0, GROUPS * HM, HEADS_APART
     )
     begin, n, shift = _key_tiles(
-        q_row, q_length, k_length, left, right, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
+        q_row, q_length, k_length, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
     )
     if PING_PONG:
         if W == GROUPS - 1:
             turn_give(0)
-    mbarrier.wait(q_full.index(W), 0)
-    mbarrier.wait(k_full.index(0), 0)
-    s = warpgroup_mma_wait(0, deps=(_start_scores(q_s, k_s, W, 0, SL),))
-    mbarrier.arrive(k_empty.index(0), count=1)
+    mbarrier.wait(bars.q_full.index(W), 0)
+    mbarrier.wait(bars.k_full.index(0), 0)
+    s = warpgroup_mma_wait(0, deps=(_start_scores(stages.q, stages.k, W, 0, SL),))
+    mbarrier.arrive(bars.k_empty.index(0), count=1)
     weights, m, l = _first_weights(
-        s, q_row + W * HM, (begin + n - 1) * BN, k_length, shift, left, right, scale,
+        s, q_row + W * HM, (begin + n - 1) * BN, k_length, shift, call,
         ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
     )  # fmt: skip
-    p = gl.convert_layout(weights.to(k_s.dtype), PL)
+    p = gl.convert_layout(weights.to(stages.k.dtype), PL)
     o = gl.zeros([HM, D], gl.float32, OL)
     first = 0  # key tiles of all earlier items: the ring position of this item's first one
     for r in range(0, rounds):
         _, q_length2, q_row2, _, k_length2, out_start2, sequence2, head2 = _item(
-            work, used, heads, r + 1, GROUPS * HM, HEADS_APART
+            call.work, used, call.heads, r + 1, GROUPS * HM, HEADS_APART
         )
         q_slot = (r % NQ) * GROUPS + W
         # A warpgroup without rows keeps the rings turning, but multiplies nothing more.
@@ -376,35 +420,35 @@ def _consumer(
         for i in range(1, busy):
             ks = first + i
             vs = ks - 1
-            mbarrier.wait(k_full.index(ks % NK), (ks // NK) & 1)
+            mbarrier.wait(bars.k_full.index(ks % NK), (ks // NK) & 1)
             if PING_PONG:
                 turn_wait(W)
-            s_flying = _start_scores(q_s, k_s, q_slot, ks % NK, SL)
-            mbarrier.wait(v_full.index(vs % NK), (vs // NK) & 1)
-            o_flying = _start_values(p, v_s, vs % NK, o)
+            s_flying = _start_scores(stages.q, stages.k, q_slot, ks % NK, SL)
+            mbarrier.wait(bars.v_full.index(vs % NK), (vs // NK) & 1)
+            o_flying = _start_values(p, stages.v, vs % NK, o)
             if PING_PONG:
                 turn_give((W + 1) % GROUPS)
             s = warpgroup_mma_wait(1, deps=(s_flying,))
-            mbarrier.arrive(k_empty.index(ks % NK), count=1)
+            mbarrier.arrive(bars.k_empty.index(ks % NK), count=1)
             weights, m, l, fade = _next_weights(
-                s, m, l, q_row + W * HM, (begin + n - 1 - i) * BN, k_length, shift, left, right,
-                scale, ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
+                s, m, l, q_row + W * HM, (begin + n - 1 - i) * BN, k_length, shift, call,
+                ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
             o, p = warpgroup_mma_wait(0, deps=(o_flying, p))
-            mbarrier.arrive(v_empty.index(vs % NK), count=1)
+            mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
             if ACTIVATION == SOFTMAX:
                 o = o * gl.convert_layout(fade, gl.SliceLayout(1, OL))[:, None]
-            p = gl.convert_layout(weights.to(k_s.dtype), PL)
+            p = gl.convert_layout(weights.to(stages.k.dtype), PL)
         for i in range(busy, n):
             ks = first + i
             vs = ks - 1
-            mbarrier.wait(k_full.index(ks % NK), (ks // NK) & 1)
+            mbarrier.wait(bars.k_full.index(ks % NK), (ks // NK) & 1)
             if PING_PONG:
                 turn_wait(W)
                 turn_give((W + 1) % GROUPS)
-            mbarrier.arrive(k_empty.index(ks % NK), count=1)
-            mbarrier.wait(v_full.index(vs % NK), (vs // NK) & 1)
-            mbarrier.arrive(v_empty.index(vs % NK), count=1)
+            mbarrier.arrive(bars.k_empty.index(ks % NK), count=1)
+            mbarrier.wait(bars.v_full.index(vs % NK), (vs // NK) & 1)
+            mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
 
         # Seam: the last values of this item and the first scores of the next go out together.
         # Adding n is also what keeps it alive: Triton 3.6 and 3.7 replace a carried value whose
@@ -413,31 +457,30 @@ def _consumer(
         vs = first - 1
         q_slot2 = ((r + 1) % NQ) * GROUPS + W
         begin2, n2, shift2 = _key_tiles(
-            q_row2, q_length2, k_length2, left, right, GROUPS * HM, BN,
-            HAS_LEFT, HAS_RIGHT, ALIGN_END,
-        )  # fmt: skip
-        mbarrier.wait(q_full.index(q_slot2), ((r + 1) // NQ) & 1)
-        mbarrier.wait(k_full.index(first % NK), (first // NK) & 1)
+            q_row2, q_length2, k_length2, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
+        )
+        mbarrier.wait(bars.q_full.index(q_slot2), ((r + 1) // NQ) & 1)
+        mbarrier.wait(bars.k_full.index(first % NK), (first // NK) & 1)
         if PING_PONG:
             turn_wait(W)
-        s_flying = _start_scores(q_s, k_s, q_slot2, first % NK, SL)
-        mbarrier.wait(v_full.index(vs % NK), (vs // NK) & 1)
-        o_flying = _start_values(p, v_s, vs % NK, o)
+        s_flying = _start_scores(stages.q, stages.k, q_slot2, first % NK, SL)
+        mbarrier.wait(bars.v_full.index(vs % NK), (vs // NK) & 1)
+        o_flying = _start_values(p, stages.v, vs % NK, o)
         if PING_PONG:
             turn_give((W + 1) % GROUPS)
         s = warpgroup_mma_wait(1, deps=(s_flying,))
-        mbarrier.arrive(k_empty.index(first % NK), count=1)
-        mbarrier.arrive(q_empty.index(q_slot), count=1)
+        mbarrier.arrive(bars.k_empty.index(first % NK), count=1)
+        mbarrier.arrive(bars.q_empty.index(q_slot), count=1)
         weights, m2, l2 = _first_weights(
-            s, q_row2 + W * HM, (begin2 + n2 - 1) * BN, k_length2, shift2, left, right, scale,
+            s, q_row2 + W * HM, (begin2 + n2 - 1) * BN, k_length2, shift2, call,
             ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         o, p = warpgroup_mma_wait(0, deps=(o_flying, p))
-        mbarrier.arrive(v_empty.index(vs % NK), count=1)
+        mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
         _finish(
-            o, m, l, W, descs, smem, scalars, q_length, q_row, out_start, sequence, head, ACTIVATION
+            o, m, l, W, descs, stages, call, q_length, q_row, out_start, sequence, head, ACTIVATION
         )
-        p = gl.convert_layout(weights.to(k_s.dtype), PL)
+        p = gl.convert_layout(weights.to(stages.k.dtype), PL)
         o = gl.zeros([HM, D], gl.float32, OL)
         m, l = m2, l2
         begin, n, shift, k_length = begin2, n2, shift2, k_length2
@@ -490,19 +533,19 @@ def attention_forward_kernel(
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=GROUPS)
     fence_async_shared()  # the TMA unit must see initialised barriers
-    descs = (q_desc, k_desc, v_desc, o_desc)
-    smem = (q_s, k_s, v_s, o_s)
-    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    scalars = (
+    descs = _Tensors(q_desc, k_desc, v_desc, o_desc)
+    stages = _Tensors(q_s, k_s, v_s, o_s)
+    bars = _Barriers(q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    call = _Call(
         lse, work, count, heads, group, batch, out_rows, left, right, scale, out_scale
     )  # fmt: skip
     # maxnreg 168 at launch gives 3 x 128 threads 64512 registers: 2 x 240 + 24 a thread once
     # redistributed. Constants are written out: in a tuple variable they would stop being such.
     gl.warp_specialize([
-        (_consumer, (0, descs, smem, bars, scalars, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+        (_consumer, (0, descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
                      ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG)),
-        (_consumer, (1, descs, smem, bars, scalars, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+        (_consumer, (1, descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
                      ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG)),
-        (_producer, (descs, smem, bars, scalars, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+        (_producer, (descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
                      ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG)),
     ], [4, 1], [240, 24])  # fmt: skip

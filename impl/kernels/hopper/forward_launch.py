@@ -51,13 +51,17 @@ _TABLE: dict[tuple[int, bool], ForwardTiles] = {
 }
 
 
-def forward_tiles(geometry: Geometry, max_k_len: int) -> ForwardTiles:
-    """The table's tiles. Short keys are told by max_k_len, else (-1) guessed from the mean length.
+def forward_tiles(dim: int, short_keys: bool) -> ForwardTiles:
+    """The table's tiles."""
+    return _TABLE[dim, short_keys]
+
+
+def keys_are_short(geometry: Geometry, max_k_len: int) -> bool:
+    """Told by max_k_len, else (-1) guessed from the mean length.
 
     A wrong guess costs time, never rows.
     """
-    longest = geometry.mean_k if max_k_len < 0 else max_k_len
-    return _TABLE[geometry.qk_dim, longest <= SHORT_KEYS]
+    return (geometry.mean_k if max_k_len < 0 else max_k_len) <= SHORT_KEYS
 
 
 def launch_forward(
@@ -79,7 +83,7 @@ def launch_forward(
         lse = torch.empty(g.heads, g.out_rows, dtype=torch.float32, device=q.device)
     if not g.out_rows:
         return out, lse
-    tiles = forward_tiles(g, max_k_len) if tiles is None else tiles
+    tiles = tiles or forward_tiles(g.qk_dim, keys_are_short(g, max_k_len))
     work = build_work_list(
         q_offsets, k_offsets, g.total_q, GROUPS * GROUP_ROWS, shared_rows=g.shared_q, span=mask.span
     )
