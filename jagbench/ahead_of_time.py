@@ -40,10 +40,11 @@ SHARED_LIMITS: Mapping[int, int] = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10
 #: SASS opcode of a 16-bit (or tf32) matrix product: mma.sync, wgmma, tcgen05.mma, mma.sync.
 MATRIX_OPCODES: Mapping[int, str | None] = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
 #: SASS opcodes that a record counts: matrix products, copies to shared memory (LDGSTS is cp.async,
-#: UTMA* are TMA), and the local loads and stores that a spill makes.
+#: UTMA* are TMA, USETMAXREG is setmaxnreg), and the local loads and stores that a spill makes.
 OPCODES = (
     *("HMMA", "IMMA", "DMMA", "QMMA", "OMMA", "HGMMA", "QGMMA", "IGMMA"),
-    *("UTCHMMA", "UTCQMMA", "UTCOMMA", "LDGSTS", "UTMALDG", "UTMASTG", "UTMAREDG", "STL", "LDL"),
+    *("UTCHMMA", "UTCQMMA", "UTCOMMA", "LDGSTS", "UTMALDG", "UTMASTG", "UTMAREDG", "USETMAXREG"),
+    *("STL", "LDL"),
 )
 #: Module with the compile cases of the project's own kernels.
 DEFAULT_CASES = "jagbench.impl.kernels.compile_cases"
@@ -58,15 +59,18 @@ class CompileCase:
     A module offers its cases as `CASES: tuple[CompileCase, ...]`.
 
     name: unique in the module; kernel, dtype, then what sets it apart ("gdpa_forward-bf16-d128").
-    kernel: `package.module:attribute` of a `@triton.jit` function (autotune and heuristics wrappers
-        are looked through).
-    signature: run-time argument -> Triton type ("*bf16", "i32", "fp32"), in any order.
+    kernel: `package.module:attribute` of a `@triton.jit` or `@gluon.jit` function (autotune and
+        heuristics wrappers are looked through).
+    signature: run-time argument -> Triton type ("*bf16", "i32", "fp32"), in any order; a host
+        descriptor of a Gluon kernel is "tensordesc<bf16[64, 128]>", with that block's own layout.
     constexprs: every other argument -> its value; None for an absent pointer, 1 for a unit stride,
         as a launch would specialise them.
     aligned: run-time arguments divisible by 16, as a launch finds pointers and strides to be.
     dtype: element type, for reading.
     architectures: compute capabilities to compile for.
     matrix_opcode: architecture -> SASS opcode that must occur; None where no matrix unit is used.
+    opcodes: further SASS opcodes (of `OPCODES`) that must occur.
+    max_registers: registers a thread at launch, where the launch sets them.
     may_spill: whether registers may be spilled to local memory, without limit.
     spill_limit: bytes of stack a thread that may be spilled where may_spill is not set.
     shared_limit: architecture -> bytes of shared memory allowed.
@@ -82,6 +86,8 @@ class CompileCase:
     dtype: str = "bf16"
     architectures: tuple[int, ...] = ARCHITECTURES
     matrix_opcode: Mapping[int, str | None] = field(default_factory=lambda: MATRIX_OPCODES)
+    opcodes: tuple[str, ...] = ()
+    max_registers: int | None = None
     may_spill: bool = False
     spill_limit: int = 0
     shared_limit: Mapping[int, int] = field(default_factory=lambda: SHARED_LIMITS)
@@ -95,6 +101,7 @@ class CompileRecord:
     registers: a thread; stack_bytes, local_bytes: a thread, beyond registers.
     shared_bytes: a thread block; num_warps: as compiled (warp specialisation adds some).
     opcodes: SASS opcode of `OPCODES` -> occurrences, those that occur.
+    advice: what ptxas says of serialised wgmma (C7510 to C7514), Gluon kernels only.
     """
 
     case: str
@@ -106,6 +113,7 @@ class CompileRecord:
     shared_bytes: int = 0
     num_warps: int = 0
     opcodes: Mapping[str, int] = field(default_factory=dict)
+    advice: str = ""
     seconds: float = 0.0
 
     @property
@@ -129,9 +137,12 @@ def problems(case: CompileCase, record: CompileRecord) -> list[str]:
     if record.error is not None:
         return [f"does not compile: {record.error}"]
     found = []
-    opcode = case.matrix_opcode[record.arch]
-    if opcode is not None and opcode not in record.opcodes:
-        found.append(f"no {opcode} in the machine code (found {dict(record.opcodes)})")
+    wanted = (case.matrix_opcode[record.arch], *case.opcodes)
+    for opcode in (name for name in wanted if name is not None):
+        if opcode not in record.opcodes:
+            found.append(f"no {opcode} in the machine code (found {dict(record.opcodes)})")
+    if record.advice:
+        found.append(f"wgmma is serialised: {record.advice}")
     if record.spilled and not case.may_spill and record.stack_bytes > case.spill_limit:
         found.append(
             f"spills: stack {record.stack_bytes} B, local {record.local_bytes} B a thread, "
@@ -148,7 +159,6 @@ def compile_here(case: CompileCase, arch: int) -> CompileRecord:
     """Compile in this process. Raises whatever the compiler raises; may end the process."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     start = time.perf_counter()
     kernel = _kernel(case.kernel)
@@ -158,13 +168,7 @@ def compile_here(case: CompileCase, arch: int) -> CompileRecord:
         raise ValueError(
             f"{case.name}: arguments missing {sorted(missing)}, unknown {sorted(unknown)}"
         )
-    source = ASTSource(
-        fn=kernel,
-        signature={name: case.signature.get(name, "constexpr") for name in kernel.arg_names},
-        constexprs=dict(case.constexprs),
-        attrs={(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in case.aligned},
-    )
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    source, options = _source(case, kernel)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     usage, opcodes = _inspect(compiled.asm["cubin"])
     return CompileRecord(
@@ -176,8 +180,63 @@ def compile_here(case: CompileCase, arch: int) -> CompileRecord:
         shared_bytes=compiled.metadata.shared,
         num_warps=compiled.metadata.num_warps,
         opcodes=opcodes,
+        advice=_advice(compiled.asm["ptx"], arch) if kernel.is_gluon() else "",
         seconds=round(time.perf_counter() - start, 3),
     )
+
+
+def _source(case: CompileCase, kernel: Any) -> tuple[Any, dict[str, Any]]:
+    """What `triton.compile` takes of a case: the source and the options."""
+    from triton.compiler import ASTSource
+
+    options: dict[str, Any] = {"num_warps": case.num_warps}
+    signature = {name: case.signature.get(name, "constexpr") for name in kernel.arg_names}
+    kind: Any = ASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        kind = GluonASTSource
+        signature = {name: _with_layout(text) for name, text in signature.items()}
+    else:
+        options["num_stages"] = case.num_stages
+    if case.max_registers is not None:
+        options["maxnreg"] = case.max_registers
+    source = kind(
+        fn=kernel,
+        signature=signature,
+        constexprs={(kernel.arg_names.index(n),): value for n, value in case.constexprs.items()},
+        attrs={(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in case.aligned},
+    )
+    return source, options
+
+
+def _with_layout(text: str) -> str:
+    """A descriptor's type with the shared-memory layout of its block, as a Gluon launch writes it.
+
+    Other types are returned as they are.
+    """
+    from triton.experimental.gluon import language as gl
+
+    found = re.fullmatch(r"tensordesc<(\w+)\[([\d, ]+)\]>", text)
+    if found is None:
+        return text
+    element = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}[found[1]]
+    block = [int(size) for size in found[2].split(",")]
+    layout = gl.NVMMASharedLayout.get_default_for(block, element)
+    return f"{text[:-1]},{layout!r}>"
+
+
+def _advice(ptx: str, arch: int) -> str:
+    """Lines of ptxas about wgmma that it could not leave asynchronous; "" if there are none."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.ptx")
+        file.write_text(ptx)
+        command = [str(tools / "ptxas"), "-v", f"-arch=sm_{arch}a", str(file)]
+        text = _output(*command, "-o", str(Path(folder, "kernel.cubin")))
+    return "; ".join(line for line in text.splitlines() if re.search(r"C751[0-4]", line))
 
 
 def _kernel(path: str) -> Any:

@@ -74,6 +74,24 @@ def test_another_instruction_than_expected_is_reported(toys):
     assert "no HGMMA" in problems(case, toys.compile("product-fp8", 90))[0]
 
 
+def test_a_gluon_kernel_uses_wgmma_and_tma(toys):
+    case = load_cases("toy_compile_cases")["gluon-bf16"]
+    record = toys.compile("gluon-bf16", 90)
+    assert not problems(case, record)
+    assert {"HGMMA", "UTMALDG"} <= set(record.opcodes)
+
+
+def test_an_accumulator_touched_in_flight_is_reported(toys):
+    case = load_cases("toy_compile_cases")["gluon-touched-bf16"]
+    assert "wgmma is serialised" in problems(case, toys.compile("gluon-touched-bf16", 90))[0]
+
+
+def test_a_further_opcode_that_is_missing_is_reported():
+    case = CompileCase("k-bf16", "m:k", {}, {}, opcodes=("UTMALDG",))
+    record = CompileRecord("k-bf16", 90, opcodes={"HGMMA": 1})
+    assert problems(case, record) == ["no UTMALDG in the machine code (found {'HGMMA': 1})"]
+
+
 def test_a_crash_is_reported_and_hides_no_other_case(toys):
     record = toys.compile("crash", 90)
     assert "SIGABRT" in str(record.error)

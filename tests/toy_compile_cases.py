@@ -71,4 +71,15 @@ CASES = (
         signature={"a": "*bf16"},
         constexprs={"SIZE": 64},
     ),
+    *(
+        CompileCase(
+            name=name,
+            kernel="toy_gluon:repeated_product",
+            signature={"a_desc": "tensordesc<bf16[64, 64]>", "out": "*fp32", "count": "i32"},
+            constexprs={"TOUCHED": touched},
+            architectures=(90,),
+            opcodes=("UTMALDG",),
+        )
+        for name, touched in (("gluon-bf16", False), ("gluon-touched-bf16", True))
+    ),
 )

@@ -9,6 +9,12 @@ import torch
 
 from jagbench.ahead_of_time import ARCHITECTURES, SHARED_LIMITS, CompileCase
 from jagbench.impl.kernels.activations import ACTIVATION_IDS, PER_HEAD, SOFTMAX, activation_set
+from jagbench.impl.kernels.hopper.forward_launch import (
+    GROUP_ROWS,
+    GROUPS,
+    MAX_REGISTERS,
+    forward_tiles,
+)
 from jagbench.impl.kernels.tuning import Kernel, TileConfig, padded, table_config
 
 _PACKAGE = "jagbench.impl.kernels"
@@ -220,6 +226,38 @@ def _work_list(offsets: str) -> CompileCase:
     )  # fmt: skip
 
 
+def _hopper_forward(
+    dtype: str, dim: int, activation: int, tag: str, short: bool = False, **extra: Any
+) -> CompileCase:
+    """No spill is allowed: the warpgroups hold two accumulators that must stay where they are."""
+    tiles = forward_tiles(dim, short)
+    queries, keys = (
+        f"tensordesc<{dtype}[1, 1, {rows}, {dim}]>" for rows in (GROUP_ROWS, tiles.block_k)
+    )
+    counts = ("heads", "group", "batch", "out_rows", "left", "right")
+    return CompileCase(
+        name=f"hopper_forward-{tag}-{dtype}-d{dim}",
+        kernel=f"{_PACKAGE}.hopper.forward:attention_forward_kernel",
+        signature={
+            "q_desc": queries, "k_desc": keys, "v_desc": keys, "o_desc": queries,
+            "lse": "*fp32", **_pointers("i32", "work", "count"), **dict.fromkeys(counts, "i32"),
+            "scale": "fp32", "out_scale": "fp32",
+        },
+        constexprs={
+            "GROUPS": GROUPS, "KEY_STAGES": tiles.key_stages, "QUERY_STAGES": tiles.query_stages,
+            "ACTIVATION": activation, "HAS_LEFT": False, "HAS_RIGHT": False, "ALIGN_END": False,
+            "SCALE_FIRST": False, "HEADS_APART": False, "PING_PONG": activation != SOFTMAX.value,
+            **extra,
+        },
+        aligned=("lse", "work", "count"),
+        num_warps=4,
+        dtype=dtype,
+        architectures=(90,),
+        opcodes=("UTMALDG", "UTMASTG", "USETMAXREG"),
+        max_registers=MAX_REGISTERS,
+    )  # fmt: skip
+
+
 _CAUSAL: dict[str, Any] = {"HAS_RIGHT": True, "ALIGN_END": True}
 _SUBTRACT, _EDGES, _EVERY = 2, 1, 0
 
@@ -253,4 +291,19 @@ CASES: tuple[CompileCase, ...] = (
     _gradient("query_gradient", "fp32", 64, SOFTMAX.value, "softmax"),
     _work_list("i32"),
     _work_list("i64"),
+    _hopper_forward("bf16", 128, SOFTMAX.value, "softmax"),
+    _hopper_forward("fp16", 128, SOFTMAX.value, "softmax"),
+    _hopper_forward("bf16", 64, SOFTMAX.value, "softmax"),
+    _hopper_forward("bf16", 128, SOFTMAX.value, "short_keys", short=True),
+    _hopper_forward("bf16", 64, SOFTMAX.value, "short_keys", short=True),
+    _hopper_forward("bf16", 128, SOFTMAX.value, "heads_apart", HEADS_APART=True),
+    _hopper_forward("bf16", 128, SOFTMAX.value, "scale_first", SCALE_FIRST=True),
+    _hopper_forward("bf16", 128, SOFTMAX.value, "causal", **_CAUSAL),
+    _hopper_forward("bf16", 128, SOFTMAX.value, "window", **_WINDOW),
+    _hopper_forward("bf16", 128, _FAST_GELU, "fast_gelu_window", **_WINDOW),
+    _hopper_forward("bf16", 128, _FAST_GELU, "fast_gelu_short_keys", short=True),
+    *(
+        _hopper_forward("bf16", 128, ACTIVATION_IDS[name], name)
+        for name in ("fast_gelu", "fast_silu", "gelu", "silu", "gelu_taylor10", "relu")
+    ),
 )

@@ -1,0 +1,551 @@
+"""Jagged attention and GDPA, forward, for Hopper: one persistent, warp-specialised kernel in Gluon.
+
+Roles: one producer warp issues TMA loads into rings of shared-memory stages; GROUPS consumer
+warpgroups hold 64 query rows each and run wgmma with an online softmax, or an activation in its
+place. The items dealt to a program are one stream of steps without seams: while the last values of
+one query tile are multiplied, the first scores of the next are in flight already, so a short
+sequence costs no refill of the pipeline. Key tiles run from last to first: without a window only an
+item's first step, the straight-line one, is ever masked.
+
+Jagged edges cost no branch. TMA sees tensors as 4-D views whose row bound can be moved to any
+sequence's end (`forward_launch.jagged_descriptor`), so rows outside of it are read as zero and
+dropped on a store. Zero keys give score 0, and every activation is 0 at 0: GDPA needs no mask.
+
+Source of the scheme: FlashAttention-3 (arXiv 2407.08608); of the online softmax, arXiv 2409.15373.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from jagbench.impl.kernels.activations import (
+    FAST_GELU,
+    FAST_GELU_BF16,
+    FAST_SILU,
+    SOFTMAX,
+    activate,
+)
+from jagbench.impl.kernels.hopper.gluon import tma_load, tma_store, turn_give, turn_wait
+from jagbench.impl.kernels.schedule import zigzag_index
+
+#: Query rows of a warpgroup: those of one wgmma.
+GROUP_ROWS: gl.constexpr = gl.constexpr(64)
+#: Bound of the row axis of a descriptor.
+FAR: gl.constexpr = gl.constexpr(1 << 30)
+_FIELDS: gl.constexpr = gl.constexpr(8)
+_SQRT_2_OVER_PI: gl.constexpr = gl.constexpr(0.7978845608028654)
+_SQRT_2_OVER_PI_BF16: gl.constexpr = gl.constexpr(0.796875)
+_CUBIC: gl.constexpr = gl.constexpr(0.044715)
+
+
+class _Tensors(NamedTuple):
+    """Descriptors, or rings of shared-memory stages `[stages, 1, 1, rows, d]`."""
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+
+
+class _Barriers(NamedTuple):
+    """Barriers of the rings, one a stage: filled by TMA, emptied by the consumers."""
+
+    q_full: Any
+    q_empty: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+
+
+class _Call(NamedTuple):
+    """Run-time arguments of the kernel beyond its descriptors."""
+
+    lse: Any
+    work: Any
+    count: Any
+    heads: Any
+    group: Any
+    batch: Any
+    out_rows: Any
+    left: Any
+    right: Any
+    scale: Any
+    out_scale: Any
+
+
+@gluon.jit
+def _load_rows(desc, start, length, row, column, full, buffer):
+    """TMA load of rows [row, row + block) of one sequence; rows past its end arrive as zeros."""
+    tma_load(desc, [FAR, start + length, FAR - length + row, column], full, buffer)
+
+
+@gluon.jit
+def _item(work, used, heads, r, ROWS: gl.constexpr, HEADS_APART: gl.constexpr):
+    """The item this program is dealt in round r.
+
+    Returns q start, q length, q row, k start, k length, output start, sequence, head. Past the end
+    of the list it is the empty item: no rows and no keys.
+
+    HEADS_APART: all tiles of a (sequence, head) side by side, which keeps long keys in L2; else the
+    heads of a tile, which spares a division that waits for a load.
+    """
+    entry = zigzag_index(r, gl.program_id(0), gl.num_programs(0))
+    tile = gl.minimum(entry // heads, used)
+    fields = work + tile.to(gl.int64) * _FIELDS
+    q_start = gl.load(fields)
+    q_length = gl.load(fields + 1)
+    q_row = gl.load(fields + 2)
+    k_start = gl.load(fields + 3)
+    k_length = gl.load(fields + 4)
+    out_start = gl.load(fields + 5)
+    sequence = gl.load(fields + 6)
+    if HEADS_APART:
+        tiles = gl.maximum(gl.cdiv(q_length, ROWS), 1)
+        inside = entry - (tile - q_row // ROWS) * heads
+        head = gl.minimum(inside // tiles, heads - 1)
+        q_row = (inside - head * tiles) * ROWS
+    else:
+        head = entry % heads
+    return q_start, q_length, q_row, k_start, k_length, out_start, sequence, head
+
+
+@gluon.jit
+def _key_tiles(
+    q_row, q_length, k_length, call,
+    ROWS: gl.constexpr, BN: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
+):  # fmt: skip
+    """First key tile that some row of a query tile sees, their number (at least 1), and the shift.
+
+    Row p sees key c iff p + shift - left <= c <= p + shift + right.
+    """
+    begin = 0
+    end = gl.cdiv(k_length, BN)
+    shift = 0
+    if ALIGN_END:
+        shift = k_length - q_length
+    if HAS_LEFT:
+        begin = gl.minimum(gl.maximum(q_row + shift - call.left, 0), k_length) // BN
+    if HAS_RIGHT:
+        stop = gl.minimum(gl.minimum(q_row + ROWS, q_length) + shift + call.right, k_length)
+        end = gl.cdiv(gl.maximum(stop, 0), BN)
+    return begin, gl.maximum(end - begin, 1), shift
+
+
+@gluon.jit
+def _start_scores(q_s, k_s, q_slot, k_slot, SL: gl.constexpr):
+    """Start S = Q K^T; returns the accumulator in flight."""
+    HM: gl.constexpr = q_s.shape[3]
+    BN: gl.constexpr = k_s.shape[3]
+    D: gl.constexpr = k_s.shape[4]
+    queries = q_s.index(q_slot).reshape([HM, D])
+    keys = k_s.index(k_slot).reshape([BN, D]).permute((1, 0))
+    nothing = gl.zeros([HM, BN], gl.float32, SL)
+    return warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _start_values(p, v_s, v_slot, o):
+    """Start O += P V; returns the accumulator in flight."""
+    BN: gl.constexpr = v_s.shape[3]
+    D: gl.constexpr = v_s.shape[4]
+    return warpgroup_mma(p, v_s.index(v_slot).reshape([BN, D]), o, is_async=True)
+
+
+@gluon.jit
+def _tanh(x):
+    return gl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _weigh(s, scale, ACTIVATION: gl.constexpr):
+    """act(scale s). The fast forms are those of `activations`, the scale folded into constants."""
+    if ACTIVATION == FAST_SILU:
+        half = s * (0.5 * scale)
+        p = half * _tanh(half) + half
+    elif (ACTIVATION == FAST_GELU) | (ACTIVATION == FAST_GELU_BF16):
+        SLOPE: gl.constexpr = _SQRT_2_OVER_PI if ACTIVATION == FAST_GELU else _SQRT_2_OVER_PI_BF16
+        linear = SLOPE * scale
+        cubic = linear * (_CUBIC * scale * scale)
+        half = s * (0.5 * scale)
+        p = half * _tanh(s * (s * s * cubic + linear)) + half
+    else:
+        p = activate(s * scale, ACTIVATION)
+    return p
+
+
+@gluon.jit
+def _hide(
+    x, FILL: gl.constexpr, q_row, column, k_length, shift, call,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    """x with FILL for the keys, from `column` on, that the rows from q_row on do not see."""
+    SL: gl.constexpr = x.type.layout
+    columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, SL))[None, :]
+    rows = (q_row + shift - column) + gl.arange(0, x.shape[0], gl.SliceLayout(1, SL))
+    if HAS_RIGHT:
+        seen = columns < gl.minimum(rows + (call.right + 1), k_length - column)[:, None]
+    else:
+        seen = columns < k_length - column
+    if HAS_LEFT:
+        seen = seen & (columns >= (rows - call.left)[:, None])
+    return gl.where(seen, x, FILL)
+
+
+@gluon.jit
+def _first_weights(
+    s, q_row, column, k_length, shift, call, ACTIVATION: gl.constexpr,
+    SCALE_FIRST: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    """Weights, running maximum (in units of log 2) and running sum of an item's first key tile."""
+    if ACTIVATION == SOFTMAX:
+        factor = call.scale
+        if SCALE_FIRST:
+            s = s * call.scale
+            factor = 1.0
+        s = _hide(s, float("-inf"), q_row, column, k_length, shift, call, HAS_LEFT, HAS_RIGHT)
+        m = gl.max(s, 1) * factor
+        # A row that has seen no key keeps -inf, which must not be subtracted from itself.
+        base = gl.where(m == float("-inf"), 0.0, m)
+        p = gl.exp2(s * factor - base[:, None])
+        l = gl.sum(p, 1)
+    else:
+        p = _weigh(s, call.scale, ACTIVATION)
+        if HAS_LEFT or HAS_RIGHT:
+            p = _hide(p, 0.0, q_row, column, k_length, shift, call, HAS_LEFT, HAS_RIGHT)
+        m = gl.full([s.shape[0]], 0.0, gl.float32, gl.SliceLayout(1, s.type.layout))
+        l = m
+    return p, m, l
+
+
+@gluon.jit
+def _next_weights(
+    s, m, l, q_row, column, k_length, shift, call, ACTIVATION: gl.constexpr,
+    SCALE_FIRST: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    """Weights, running maximum and sum after a further key tile, and the factor for old sums."""
+    WINDOW: gl.constexpr = HAS_LEFT or HAS_RIGHT
+    fade = m
+    partial = column < 0
+    if HAS_RIGHT:
+        partial = column + s.shape[1] > q_row + shift + call.right + 1
+    if HAS_LEFT:
+        partial = partial | (column < q_row + shift + (s.shape[0] - 1) - call.left)
+    if ACTIVATION == SOFTMAX:
+        factor = call.scale
+        if SCALE_FIRST:
+            s = s * call.scale
+            factor = 1.0
+        if WINDOW:
+            if partial:
+                s = _hide(
+                    s, float("-inf"), q_row, column, k_length, shift, call,
+                    HAS_LEFT, HAS_RIGHT,
+                )  # fmt: skip
+        m_new = gl.maximum(m, gl.max(s, 1) * factor)
+        base = m_new
+        if WINDOW:
+            base = gl.where(m_new == float("-inf"), 0.0, m_new)
+        fade = gl.exp2(m - base)
+        p = gl.exp2(s * factor - base[:, None])
+        l = l * fade + gl.sum(p, 1)
+        m = m_new
+    else:
+        p = _weigh(s, call.scale, ACTIVATION)
+        if WINDOW:
+            if partial:
+                p = _hide(p, 0.0, q_row, column, k_length, shift, call, HAS_LEFT, HAS_RIGHT)
+    return p, m, l, fade
+
+
+@gluon.jit
+def _finish(
+    o, m, l, W: gl.constexpr, descs, stages, call, q_length, q_row, out_start, sequence, head,
+    ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """Normalise and store a tile of the output, and of lse `[heads, out_rows]` (units of log 2)."""
+    HM: gl.constexpr = stages.o.shape[3]
+    D: gl.constexpr = stages.o.shape[4]
+    RO: gl.constexpr = gl.SliceLayout(1, o.type.layout)
+    row = q_row + W * HM
+    if ACTIVATION == SOFTMAX:
+        o = o * gl.convert_layout(gl.where(l == 0.0, 0.0, 1.0 / l), RO)[:, None]
+        # A row that sees nothing has -inf; one past the last offset is padding, and 0.
+        nothing = gl.where(sequence < call.batch, float("-inf"), 0.0)
+        value = gl.where(l == 0.0, nothing, m + gl.log2(l))
+        offsets = gl.arange(0, HM, l.type.layout)
+        target = call.lse + (head.to(gl.int64) * call.out_rows + out_start + row)
+        gl.store(target + offsets, value, mask=offsets < q_length - row)
+    else:
+        o = o * call.out_scale
+    tma.store_wait(0)  # the staging buffer's previous store has been read
+    stages.o.index(W).reshape([HM, D]).store(o.to(stages.o.dtype))
+    fence_async_shared()
+    place = [FAR, out_start + q_length, FAR - q_length + row, head * D]
+    tma_store(descs.o, place, stages.o.index(W))
+
+
+# ---- roles ---------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _producer(
+    descs, stages, bars, call, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
+    SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr, PING_PONG: gl.constexpr,
+):  # fmt: skip
+    """Issue every load in the order of its use: Q, K0, K1, V0, K2, V1, ... across items."""
+    HM: gl.constexpr = stages.q.shape[3]
+    BN: gl.constexpr = stages.k.shape[3]
+    D: gl.constexpr = stages.k.shape[4]
+    NK: gl.constexpr = stages.k.shape[0]
+    NQ: gl.constexpr = stages.q.shape[0] // GROUPS
+    used = gl.load(call.count)
+    rounds = gl.cdiv(used * call.heads, gl.num_programs(0))
+    step = 0
+    v_start = 0
+    v_length = 0
+    v_row = 0
+    v_column = 0
+    for r in range(0, rounds + 1):
+        q_start, q_length, q_row, k_start, k_length, _, _, head = _item(
+            call.work, used, call.heads, r, GROUPS * HM, HEADS_APART
+        )
+        begin, n, _ = _key_tiles(
+            q_row, q_length, k_length, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
+        )
+        # Rows without any key are read as zero: they may be padding, and hold anything.
+        q_length = gl.where(k_length > 0, q_length, 0)
+        for w in gl.static_range(GROUPS):
+            slot = (r % NQ) * GROUPS + w
+            mbarrier.wait(bars.q_empty.index(slot), ((r // NQ) & 1) ^ 1)
+            mbarrier.expect(bars.q_full.index(slot), HM * D * 2)
+            _load_rows(
+                descs.q, q_start, q_length, q_row + w * HM, head * D,
+                bars.q_full.index(slot), stages.q.index(slot),
+            )  # fmt: skip
+        column = (head // call.group) * D
+        for i in range(0, n):
+            row = (begin + n - 1 - i) * BN
+            slot = step % NK
+            mbarrier.wait(bars.k_empty.index(slot), ((step // NK) & 1) ^ 1)
+            mbarrier.expect(bars.k_full.index(slot), BN * D * 2)
+            _load_rows(
+                descs.k,
+                k_start,
+                k_length,
+                row,
+                column,
+                bars.k_full.index(slot),
+                stages.k.index(slot),
+            )
+            if step > 0:  # values lag one step behind keys
+                before = step - 1
+                slot = before % NK
+                mbarrier.wait(bars.v_empty.index(slot), ((before // NK) & 1) ^ 1)
+                mbarrier.expect(bars.v_full.index(slot), BN * D * 2)
+                _load_rows(
+                    descs.v,
+                    v_start,
+                    v_length,
+                    v_row,
+                    v_column,
+                    bars.v_full.index(slot),
+                    stages.v.index(slot),
+                )
+            v_start = k_start
+            v_length = k_length
+            v_row = row
+            v_column = column
+            step += 1
+
+
+@gluon.jit
+def _consumer(
+    W: gl.constexpr, descs, stages, bars, call, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
+    SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr, PING_PONG: gl.constexpr,
+):  # fmt: skip
+    """Warpgroup W: rows [64 W, 64 (W + 1)) of every query tile dealt to this program."""
+    HM: gl.constexpr = stages.q.shape[3]
+    BN: gl.constexpr = stages.k.shape[3]
+    D: gl.constexpr = stages.k.shape[4]
+    NK: gl.constexpr = stages.k.shape[0]
+    NQ: gl.constexpr = stages.q.shape[0] // GROUPS
+    SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BN, 16])
+    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, D, 16])
+    PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
+    used = gl.load(call.count)
+    rounds = gl.cdiv(used * call.heads, gl.num_programs(0))
+    _, q_length, q_row, _, k_length, out_start, sequence, head = _item(
+        call.work, used, call.heads, 0, GROUPS * HM, HEADS_APART
+    )
+    begin, n, shift = _key_tiles(
+        q_row, q_length, k_length, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
+    )
+    if PING_PONG:
+        if W == GROUPS - 1:
+            turn_give(0)
+    mbarrier.wait(bars.q_full.index(W), 0)
+    mbarrier.wait(bars.k_full.index(0), 0)
+    s = warpgroup_mma_wait(0, deps=(_start_scores(stages.q, stages.k, W, 0, SL),))
+    mbarrier.arrive(bars.k_empty.index(0), count=1)
+    weights, m, l = _first_weights(
+        s, q_row + W * HM, (begin + n - 1) * BN, k_length, shift, call,
+        ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
+    )  # fmt: skip
+    p = gl.convert_layout(weights.to(stages.k.dtype), PL)
+    o = gl.zeros([HM, D], gl.float32, OL)
+    first = 0  # key tiles of all earlier items: the ring position of this item's first one
+    for r in range(0, rounds):
+        _, q_length2, q_row2, _, k_length2, out_start2, sequence2, head2 = _item(
+            call.work, used, call.heads, r + 1, GROUPS * HM, HEADS_APART
+        )
+        q_slot = (r % NQ) * GROUPS + W
+        # A warpgroup without rows keeps the rings turning, but multiplies nothing more.
+        busy = gl.where(q_row + W * HM < q_length, n, 1)
+        for i in range(1, busy):
+            ks = first + i
+            vs = ks - 1
+            mbarrier.wait(bars.k_full.index(ks % NK), (ks // NK) & 1)
+            if PING_PONG:
+                turn_wait(W)
+            s_flying = _start_scores(stages.q, stages.k, q_slot, ks % NK, SL)
+            mbarrier.wait(bars.v_full.index(vs % NK), (vs // NK) & 1)
+            o_flying = _start_values(p, stages.v, vs % NK, o)
+            if PING_PONG:
+                turn_give((W + 1) % GROUPS)
+            s = warpgroup_mma_wait(1, deps=(s_flying,))
+            mbarrier.arrive(bars.k_empty.index(ks % NK), count=1)
+            weights, m, l, fade = _next_weights(
+                s, m, l, q_row + W * HM, (begin + n - 1 - i) * BN, k_length, shift, call,
+                ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
+            o, p = warpgroup_mma_wait(0, deps=(o_flying, p))
+            mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
+            if ACTIVATION == SOFTMAX:
+                o = o * gl.convert_layout(fade, gl.SliceLayout(1, OL))[:, None]
+            p = gl.convert_layout(weights.to(stages.k.dtype), PL)
+        for i in range(busy, n):
+            ks = first + i
+            vs = ks - 1
+            mbarrier.wait(bars.k_full.index(ks % NK), (ks // NK) & 1)
+            if PING_PONG:
+                turn_wait(W)
+                turn_give((W + 1) % GROUPS)
+            mbarrier.arrive(bars.k_empty.index(ks % NK), count=1)
+            mbarrier.wait(bars.v_full.index(vs % NK), (vs // NK) & 1)
+            mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
+
+        # Seam: the last values of this item and the first scores of the next go out together.
+        # Adding n is also what keeps it alive: Triton 3.6 and 3.7 replace a carried value whose
+        # only use is an inner loop's bound by its initial value.
+        first += n
+        vs = first - 1
+        q_slot2 = ((r + 1) % NQ) * GROUPS + W
+        begin2, n2, shift2 = _key_tiles(
+            q_row2, q_length2, k_length2, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
+        )
+        mbarrier.wait(bars.q_full.index(q_slot2), ((r + 1) // NQ) & 1)
+        mbarrier.wait(bars.k_full.index(first % NK), (first // NK) & 1)
+        if PING_PONG:
+            turn_wait(W)
+        s_flying = _start_scores(stages.q, stages.k, q_slot2, first % NK, SL)
+        mbarrier.wait(bars.v_full.index(vs % NK), (vs // NK) & 1)
+        o_flying = _start_values(p, stages.v, vs % NK, o)
+        if PING_PONG:
+            turn_give((W + 1) % GROUPS)
+        s = warpgroup_mma_wait(1, deps=(s_flying,))
+        mbarrier.arrive(bars.k_empty.index(first % NK), count=1)
+        mbarrier.arrive(bars.q_empty.index(q_slot), count=1)
+        weights, m2, l2 = _first_weights(
+            s, q_row2 + W * HM, (begin2 + n2 - 1) * BN, k_length2, shift2, call,
+            ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
+        )  # fmt: skip
+        o, p = warpgroup_mma_wait(0, deps=(o_flying, p))
+        mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
+        _finish(
+            o, m, l, W, descs, stages, call, q_length, q_row, out_start, sequence, head, ACTIVATION
+        )
+        p = gl.convert_layout(weights.to(stages.k.dtype), PL)
+        o = gl.zeros([HM, D], gl.float32, OL)
+        m, l = m2, l2
+        begin, n, shift, k_length = begin2, n2, shift2, k_length2
+        q_length, q_row, out_start = q_length2, q_row2, out_start2
+        sequence, head = sequence2, head2
+    tma.store_wait(0)
+    if PING_PONG:
+        if W == 0:
+            turn_wait(0)  # take up the last turn given
+
+
+@gluon.jit(
+    do_not_specialize=["heads", "group", "batch", "out_rows", "left", "right", "scale", "out_scale"]
+)
+def attention_forward_kernel(
+    q_desc, k_desc, v_desc, o_desc, lse, work, count,
+    heads, group, batch, out_rows, left, right, scale, out_scale,
+    GROUPS: gl.constexpr, KEY_STAGES: gl.constexpr, QUERY_STAGES: gl.constexpr,
+    ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    ALIGN_END: gl.constexpr, SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr,
+    PING_PONG: gl.constexpr,
+):  # fmt: skip
+    """Forward over a work list (`work.build_work_list`) of tiles of 64 * GROUPS query rows.
+
+    q_desc, k_desc, v_desc, o_desc: `jagged_descriptor` of 64 query rows and BN keys. lse: float32
+    `[heads, out_rows]`, units of log 2; unused without softmax. scale: factor of Q K^T before exp2
+    or the activation; out_scale: of the output, without softmax. SCALE_FIRST: scale may be <= 0.
+    """
+    DTYPE: gl.constexpr = k_desc.dtype
+    HM: gl.constexpr = q_desc.block_shape[2]
+    BN: gl.constexpr = k_desc.block_shape[2]
+    D: gl.constexpr = k_desc.block_shape[3]
+    Q_SLOTS: gl.constexpr = GROUPS * QUERY_STAGES
+    q_s = gl.allocate_shared_memory(DTYPE, [Q_SLOTS, 1, 1, HM, D], q_desc.layout)
+    o_s = gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, HM, D], o_desc.layout)
+    k_s = gl.allocate_shared_memory(DTYPE, [KEY_STAGES, 1, 1, BN, D], k_desc.layout)
+    v_s = gl.allocate_shared_memory(DTYPE, [KEY_STAGES, 1, 1, BN, D], v_desc.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(Q_SLOTS):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(KEY_STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=GROUPS)  # one arrival from each consumer
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(v_empty.index(i), count=GROUPS)
+    fence_async_shared()  # the TMA unit must see initialised barriers
+    descs = _Tensors(q_desc, k_desc, v_desc, o_desc)
+    stages = _Tensors(q_s, k_s, v_s, o_s)
+    bars = _Barriers(q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    call = _Call(
+        lse, work, count, heads, group, batch, out_rows, left, right, scale, out_scale
+    )  # fmt: skip
+    # maxnreg 168 at launch gives 3 x 128 threads 64512 registers: 2 x 240 + 24 a thread once
+    # redistributed. Constants are written out: in a tuple variable they would stop being such.
+    gl.warp_specialize([
+        (_consumer, (0, descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG)),
+        (_consumer, (1, descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG)),
+        (_producer, (descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG)),
+    ], [4, 1], [240, 24])  # fmt: skip

@@ -1,0 +1,163 @@
+"""Launch of the Hopper forward: schedule, descriptors, work list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagbench.impl.kernels.activations import SOFTMAX
+from jagbench.impl.kernels.arguments import Geometry
+from jagbench.impl.kernels.attention_launch import Mask
+from jagbench.impl.kernels.hopper.work import build_work_list
+
+#: Query rows of a consumer warpgroup, and consumers.
+GROUP_ROWS, GROUPS = 64, 2
+#: Registers a thread at launch: 3 warpgroups of 168 make 240 + 240 + 24 once redistributed.
+MAX_REGISTERS = 168
+#: Keys of a sequence up to which small key tiles and one more query stage are faster.
+SHORT_KEYS = 128
+#: Mean query length from which the tiles of one head go side by side: the keys of all heads of the
+#: sequences in work no longer fit the L2.
+LONG_ROWS = 2048
+# Bound of the row axis of a descriptor, as in the kernel, and of the axes that are never bounded.
+_FAR, _UNBOUNDED = 1 << 30, 0x7FFF0000
+
+
+@dataclass(frozen=True)
+class ForwardTiles:
+    """Keys of a tile, stages of the rings of keys (and values) and of queries."""
+
+    block_k: int
+    key_stages: int
+    query_stages: int
+
+    def __str__(self) -> str:
+        return (
+            f"{GROUPS * GROUP_ROWS}x{self.block_k} key stages {self.key_stages} "
+            f"query stages {self.query_stages}"
+        )
+
+
+# (head dim, keys are short): chosen from runs on an H200, within 227 KiB of shared memory.
+_TABLE: dict[tuple[int, bool], ForwardTiles] = {
+    (64, False): ForwardTiles(128, 4, 2),
+    (64, True): ForwardTiles(64, 4, 3),
+    (128, False): ForwardTiles(128, 2, 2),
+    (128, True): ForwardTiles(64, 2, 3),
+}
+
+
+def forward_tiles(dim: int, short_keys: bool) -> ForwardTiles:
+    """The table's tiles."""
+    return _TABLE[dim, short_keys]
+
+
+def keys_are_short(geometry: Geometry, max_k_len: int) -> bool:
+    """Told by max_k_len, else (-1) guessed from the mean length.
+
+    A wrong guess costs time, never rows.
+    """
+    return (geometry.mean_k if max_k_len < 0 else max_k_len) <= SHORT_KEYS
+
+
+def launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
+    geometry: Geometry, mask: Mask, *, scale: float, out_scale: float = 1.0,
+    activation: int = SOFTMAX.value, max_k_len: int = -1, tiles: ForwardTiles | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Output and, for softmax, lse `[heads, out_rows]` in units of log 2.
+
+    Takes what `support.unsupported` lets pass, offsets checked. scale: factor of Q K^T before exp2
+    (softmax) or the activation; out_scale: of the output, which softmax has none of.
+    """
+    g = geometry
+    softmax = activation == SOFTMAX.value
+    rows = (g.batch, g.total_q) if g.shared_q else (g.total_q,)
+    out = torch.empty(*rows, g.heads, g.v_dim, dtype=q.dtype, device=q.device)
+    lse = None
+    if softmax:
+        lse = torch.empty(g.heads, g.out_rows, dtype=torch.float32, device=q.device)
+    if not g.out_rows:
+        return out, lse
+    tiles = tiles or forward_tiles(g.qk_dim, keys_are_short(g, max_k_len))
+    work = build_work_list(
+        q_offsets, k_offsets, g.total_q, GROUPS * GROUP_ROWS, shared_rows=g.shared_q, span=mask.span
+    )
+    descriptors = [
+        jagged_descriptor(rows_of(q, out), GROUP_ROWS),
+        jagged_descriptor(rows_of(k, out), tiles.block_k),
+        jagged_descriptor(rows_of(v, out), tiles.block_k),
+        jagged_descriptor(out.view(g.out_rows, g.heads, g.v_dim), GROUP_ROWS),
+    ]
+    _kernel()[(min(_multiprocessors(q.device.index or 0), work.upper * g.heads),)](
+        # Without softmax there is no lse: any pointer stands in.
+        *descriptors, work.items if lse is None else lse, work.items, work.count,
+        g.heads, g.group, g.batch, g.out_rows, mask.left, mask.right, scale, out_scale,
+        GROUPS=GROUPS, KEY_STAGES=tiles.key_stages, QUERY_STAGES=tiles.query_stages,
+        ACTIVATION=activation, **mask.constants, SCALE_FIRST=softmax and not scale > 0.0,
+        HEADS_APART=g.mean_q >= LONG_ROWS, PING_PONG=not softmax,
+        num_warps=4, maxnreg=MAX_REGISTERS,
+    )  # fmt: skip
+    return out, lse
+
+
+def rows_of(tensor: Tensor, stand_in: Tensor) -> Tensor:
+    """`[rows, heads, d]` as a descriptor takes it: the tensor itself, or a copy where it must be.
+
+    Heads must lie side by side and rows begin at multiples of 16 bytes. A tensor without rows is
+    never read, but has no address: `stand_in` lends its own.
+    """
+    rows, heads, dim = tensor.shape
+    if rows == 0:
+        return stand_in.as_strided((1, heads, dim), (heads * dim, dim, 1))
+    row, head, element = tensor.stride()
+    beside = element == 1 and (head == dim or heads == 1)
+    apart = rows == 1 or (row >= heads * dim and row % 8 == 0)
+    if beside and apart and tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def jagged_descriptor(x: Tensor, rows: int) -> Any:
+    """4-D TMA view of packed `x [total, heads, d]` whose row bound moves to any sequence's end.
+
+    Address = 2^30 (2^34 - stride) + (start + length) stride + (2^30 - length + row) stride elements
+    of 2 bytes, which is (start + row) stride modulo 2^64 bytes; row >= length is out of bounds.
+    The idea is that of triton/tools/ragged_tma.py.
+    """
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    total, heads, dim = x.shape
+    stride = x.stride(0) if total > 1 else heads * dim
+    return TensorDescriptor(
+        x,
+        [_UNBOUNDED, _UNBOUNDED, _FAR, heads * dim],
+        [2**34 - stride, stride, stride, 1],
+        [1, 1, rows, dim],
+        _shared_layout(rows, dim, x.dtype),
+    )
+
+
+# Gluon is imported here, not above: it may be missing (`support`).
+@cache
+def _shared_layout(rows: int, dim: int, dtype: torch.dtype) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, dim], element)
+
+
+@cache
+def _kernel() -> Any:
+    from jagbench.impl.kernels.hopper.forward import attention_forward_kernel
+
+    return attention_forward_kernel
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,39 @@
+"""Gluon's names that differ between Triton versions, and named barriers, which it lacks."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+# Renamed in Triton 3.8.
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+#: First of the named barriers of `turn_wait` and `turn_give`; Triton uses the lower ids.
+FIRST_BARRIER = 10
+
+
+@gluon.constexpr_function
+def _barrier(verb, group):
+    """A barrier instruction for two warpgroups: one waits, one hands over. $0, $1 are unused."""
+    return f"bar.{verb} {FIRST_BARRIER + group}, 256; mov.b32 $0, $1;"
+
+
+@gluon.jit
+def _at_barrier(ASM: gl.constexpr):
+    # One element a thread, so that every thread runs the instruction once.
+    x = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(ASM, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def turn_wait(GROUP: gl.constexpr):
+    """Wait until warpgroup GROUP is handed the tensor cores."""
+    _at_barrier(_barrier("sync", GROUP))
+
+
+@gluon.jit
+def turn_give(GROUP: gl.constexpr):
+    """Hand the tensor cores to warpgroup GROUP."""
+    _at_barrier(_barrier("arrive", GROUP))
