@@ -203,7 +203,7 @@ def activate_and_derivative(x, ACTIVATION: tl.constexpr, BRANCH: tl.constexpr = 
     """(act(x), act'(x)) of an fp32 block; at a kink the derivative is torch's. BRANCH as above."""
     tl.static_assert(ACTIVATION >= 0 and ACTIVATION < _COUNT, "unknown activation id")
     y = x
-    dy = tl.full(x.shape, 1.0, tl.float32)
+    dy = tl.where(x == x, 1.0, 1.0)  # ones in the layout of x, which Gluon must know
     if ACTIVATION == GELU:
         cdf = 0.5 + 0.5 * tl.erf(x * _SQRT_HALF)
         y = x * cdf
@@ -257,7 +257,7 @@ def activate_dynamic(x, activation_id, AMONG: tl.constexpr = ALL_ACTIVATIONS):
 def activate_and_derivative_dynamic(x, activation_id, AMONG: tl.constexpr = ALL_ACTIVATIONS):
     """(act(x), act'(x)) for a run-time scalar id; an id outside AMONG is taken as identity."""
     y = x
-    dy = tl.full(x.shape, 1.0, tl.float32)
+    dy = tl.where(x == x, 1.0, 1.0)  # ones in the layout of x, which Gluon must know
     for candidate in tl.static_range(1, _COUNT):
         if (AMONG >> candidate) & 1:
             if activation_id == candidate:

@@ -1,9 +1,11 @@
-"""Gluon's names that differ between Triton versions, and named barriers, which it lacks."""
+"""Gluon's names that differ between Triton versions, and what it has no name for."""
 
 from __future__ import annotations
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 # Renamed in Triton 3.8.
@@ -37,3 +39,14 @@ def turn_wait(GROUP: gl.constexpr):
 def turn_give(GROUP: gl.constexpr):
     """Hand the tensor cores to warpgroup GROUP."""
     _at_barrier(_barrier("arrive", GROUP))
+
+
+@builtin
+def tma_reduce_add(desc, coord, src, _semantic=None):
+    """Add a tile in shared memory to global memory by TMA; the order of additions is not fixed.
+
+    Triton 3.6 and 3.7 have it in the builder, without a Gluon name.
+    """
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, desc.handle, coord, src.handle)

@@ -22,8 +22,8 @@ _CAPABILITY = (9, 0)
 _TYPES = (torch.float16, torch.bfloat16)
 _HEAD_DIMS = (64, 128)
 #: Most rows of a packed tensor: a jagged TMA descriptor places a row by 2^30 less its sequence's
-#: length, and the first row and the length of a sequence together must fit 31 bits.
-_MOST_ROWS = 1 << 30
+#: length; positions and window bounds together must fit int32.
+_MOST_ROWS = 1 << 29
 #: Most (head, padded row) entries of lse and delta, and most tiles, each counted in int32.
 _MOST_ENTRIES = (1 << 31) - 1
 #: Rows of padding that `attention_launch.row_statistics` may add a sequence, and a tile's fewest.

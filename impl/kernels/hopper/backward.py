@@ -1,0 +1,493 @@
+"""Backward of jagged attention and of GDPA on Hopper: one persistent, warp-specialised kernel.
+
+An item is a tile of KEYS keys of one sequence and key head; it walks the query tiles of all heads
+of its group. Two consumer warpgroups hold 64 keys each and keep dK and dV in registers:
+
+    S^T = K Q^T    dA^T = V dO^T    dV += A^T dO    dK += dS^T Q    dQ = dS K
+
+dS goes through shared memory, so that each warpgroup forms one half of dQ over all keys of the
+tile, which the TMA unit adds to a float32 buffer. dQ of a step is formed during the next step,
+across items too: neither warpgroup waits for the other at once, and one multiplies while the other
+computes weights. What couples them is that dS of a step replaces that of the step before last, so
+nobody is ahead by more than the first half of a step.
+
+Jagged edges are the TMA unit's: a tensor is a 4-D view whose row bound is moved to the end of a
+sequence (`backward_launch.jagged_view`), so rows outside it are read as zeros and not written.
+Rows without keys carry lse = +inf, so their weights are 0; zero keys give finite weights (they are
+clamped to 1), which zero rows of K and V then drop.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from jagbench.impl.kernels.activations import SOFTMAX, activate_and_derivative
+from jagbench.impl.kernels.hopper.gluon import tma_load, tma_reduce_add, tma_store
+from jagbench.impl.kernels.schedule import zigzag_index
+from jagbench.impl.kernels.tiles import visible_span
+
+#: Bound of the row axis in a jagged view, and the int32 fields of a work item (`work.WorkList`).
+FAR = gl.constexpr(1 << 30)
+FIELDS = gl.constexpr(8)
+#: Keys of an item, two warpgroups of 64.
+KEYS = gl.constexpr(128)
+
+
+@gluon.jit
+def at_row(length_end, length, row, column):
+    """Coordinates of a row of a sequence that ends at row `length_end` of the tensor."""
+    return [FAR, length_end, FAR - length + row, column]
+
+
+@gluon.jit
+def rounds_of(count, kv_heads):
+    """Items a program takes at most."""
+    return gl.cdiv(gl.load(count) * kv_heads, gl.num_programs(0))
+
+
+@gluon.jit
+def work_item(
+    items, count, kv_heads, turn, total_q, left, right,
+    BLOCK_Q: gl.constexpr, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr,
+):  # fmt: skip
+    """The program's item of a turn.
+
+    Returns key start, key length, first key, query start, query length, start of the queries' rows
+    in d_out, start of their statistics (in units of 64), key head, shift of positions, first query
+    row, query tiles to walk. Past the end of the list: an item without rows.
+    """
+    entry = zigzag_index(turn, gl.program_id(0), gl.num_programs(0))
+    # Behind the last item stands an empty one.
+    item = items + gl.minimum(entry // kv_heads, gl.load(count)) * FIELDS
+    k_start = gl.load(item)
+    k_length = gl.load(item + 1)
+    k_row = gl.load(item + 2)
+    q_start = gl.load(item + 3)
+    q_length = gl.load(item + 4)
+    rows_start = gl.load(item + 7)
+    d_start = q_start
+    if SHARED_Q:
+        d_start = gl.load(item + 6) * total_q
+    shift = 0
+    if ALIGN_END:
+        shift = k_length - q_length
+    # Seen from the keys the window is mirrored: left and right change places, shift its sign.
+    first, _, _, last = visible_span(
+        k_row, gl.minimum(k_length - k_row, KEYS), q_length, -shift, right, left,
+        HAS_RIGHT, HAS_LEFT, BLOCK_Q,
+    )  # fmt: skip
+    tiles = gl.maximum((last - first + BLOCK_Q - 1) // BLOCK_Q, 0)
+    return (
+        k_start, k_length, k_row, q_start, q_length, d_start, rows_start, entry % kv_heads, shift,
+        first, tiles,
+    )  # fmt: skip
+
+
+@gluon.jit
+def load_step(
+    q_desc, d_out_desc, q_s, d_out_s, row_s, full, slot, lse, delta, q_end, d_end, length, row,
+    column, HALVES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """Load what one step needs: a tile of Q and of dO and, for softmax, their rows' statistics."""
+    mbarrier.expect(full, 4 * 64 * HALVES * D)
+    tma_load(q_desc, at_row(q_end, length, row, column), full, q_s.index(slot))
+    tma_load(d_out_desc, at_row(d_end, length, row, column), full, d_out_s.index(slot))
+    if ACTIVATION == SOFTMAX:
+        lanes = gl.arange(0, 64, gl.BlockedLayout([2], [32], [1], [0]))
+        for half in gl.static_range(HALVES):
+            place = row_s.index((2 * slot) * HALVES + half)
+            async_copy.async_copy_global_to_shared(place, lse + half * 64 + lanes)
+            place = row_s.index((2 * slot + 1) * HALVES + half)
+            async_copy.async_copy_global_to_shared(place, delta + half * 64 + lanes)
+        async_copy.mbarrier_arrive(full, increment_count=False)
+
+
+@gluon.jit
+def producer(
+    descs, memory, bars, inputs, scales,
+    HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+):  # fmt: skip
+    """Issue every load, in the order in which the consumers use it.
+
+    Nobody says that K is free: the last use of an item's K is in the first step of the next item,
+    and that step is over when its queries are free. So it is with V if it has two buffers.
+    """
+    q_desc, d_out_desc, k_desc, v_desc, _dk, _dv, _dq = descs
+    q_s, d_out_s, k_s, v_s, _ds_s, _dq_s, row_s = memory
+    k_full, v_full, v_empty, q_full, q_empty = bars
+    statistics, items, count, kv_heads, group, total_q, padded, left, right = inputs
+    BLOCK_Q: gl.constexpr = 64 * HALVES
+    step = 0
+    loaded = 0
+    freeing = -1  # the step whose end frees the older buffer of K
+    for turn in range(0, rounds_of(count, kv_heads)):
+        (
+            k_start, k_length, k_row, q_start, q_length, d_start, rows_start, kv_head, _shift,
+            first, tiles,
+        ) = work_item(
+            items, count, kv_heads, turn, total_q, left, right,
+            BLOCK_Q, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+        )  # fmt: skip
+        if tiles > 0:
+            v_slot = loaded % V_STAGES
+            k_place = at_row(k_start + k_length, k_length, k_row, kv_head * D)
+            mbarrier.wait(q_empty.index(freeing & 1), (freeing >> 1) & 1)
+            mbarrier.expect(k_full.index(loaded & 1), KEYS * D * 2)
+            tma_load(k_desc, k_place, k_full.index(loaded & 1), k_s.index(loaded & 1))
+            freeing = step
+            row = first
+            head = kv_head * group
+            steps = tiles
+            if GROUPED:
+                steps = tiles * group
+            for i in range(0, steps):
+                slot = step & 1
+                mbarrier.wait(q_empty.index(slot), ((step >> 1) & 1) ^ 1)
+                lse = statistics + head.to(gl.int64) * padded + (rows_start + row // 64) * 64
+                delta = lse + (kv_heads * group).to(gl.int64) * padded
+                load_step(
+                    q_desc, d_out_desc, q_s, d_out_s, row_s, q_full.index(slot), slot, lse, delta,
+                    q_start + q_length, d_start + q_length, q_length, row, head * D,
+                    HALVES, D, ACTIVATION,
+                )  # fmt: skip
+                if i == 0:
+                    # Behind the first queries: with one buffer, V of the item before may be in use.
+                    if V_STAGES == 1:
+                        mbarrier.wait(v_empty.index(0), (loaded & 1) ^ 1)
+                    mbarrier.expect(v_full.index(v_slot), KEYS * D * 2)
+                    tma_load(v_desc, k_place, v_full.index(v_slot), v_s.index(v_slot))
+                step += 1
+                row += BLOCK_Q
+                if GROUPED:
+                    wrap = row >= first + tiles * BLOCK_Q
+                    row = gl.where(wrap, first, row)
+                    head += gl.where(wrap, 1, 0)
+            loaded += 1
+
+
+@gluon.jit
+def products(a, b, COLUMNS: gl.constexpr):
+    """Start a product `[64, COLUMNS]` of two tiles in shared memory."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    zeros = gl.zeros([64, COLUMNS], gl.float32, LAYOUT)
+    return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def weights_of(
+    s, row_s, place, score_scale, keys, queries, shift, left, right, DTYPE: gl.constexpr,
+    ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    """A and, but for softmax, A' of 64 keys and 64 queries, from S^T.
+
+    In 16 bits: registers are what this kernel lacks while it waits for dA.
+    """
+    if ACTIVATION == SOFTMAX:
+        lse = row_s.index(place).load(gl.SliceLayout(0, s.type.layout))
+        # A weight is at most 1: the clamp only meets zero keys, which must give something finite.
+        weights = gl.exp2(gl.minimum(s * score_scale - lse[None, :], 0.0))
+        slope = weights
+    else:
+        weights, slope = activate_and_derivative(s * score_scale, ACTIVATION)
+    if HAS_LEFT or HAS_RIGHT:
+        seen = visible_pairs(keys, queries, shift, left, right, HAS_LEFT, HAS_RIGHT)
+        weights = gl.where(seen, weights, 0.0)
+        slope = gl.where(seen, slope, 0.0)
+    weights = weights.to(DTYPE)
+    if ACTIVATION == SOFTMAX:
+        slope = weights
+    else:
+        slope = slope.to(DTYPE)
+    return weights, slope
+
+
+@gluon.jit
+def visible_pairs(
+    keys, queries, shift, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr
+):
+    """Mask `[keys, queries]` of the pairs inside the window."""
+    seen = keys[:, None] >= 0
+    if HAS_LEFT:
+        seen = seen & (keys[:, None] >= (queries + (shift - left))[None, :])
+    if HAS_RIGHT:
+        seen = seen & (keys[:, None] <= (queries + (shift + right))[None, :])
+    return seen
+
+
+@gluon.jit
+def d_scores_of(da, slope, row_s, place, ACTIVATION: gl.constexpr):
+    """dS^T in 16 bits."""
+    if ACTIVATION == SOFTMAX:
+        delta = row_s.index(place).load(gl.SliceLayout(0, da.type.layout))
+        da = da - delta[None, :]
+    return (slope.to(gl.float32) * da).to(slope.dtype)
+
+
+@gluon.jit
+def start_dq(ds_s, slot, k, W: gl.constexpr, HALVES: gl.constexpr, D: gl.constexpr):
+    """Start a warpgroup's share `[64, 128 / HALVES * D / 128]` of dQ = dS K: rows, or columns."""
+    if HALVES == 2:
+        share = products(ds_s.index(2 * slot + W).permute((1, 0)), k, D)
+    else:
+        columns = k.slice(W * (D // 2), D // 2, dim=1)
+        share = products(ds_s.index(slot).permute((1, 0)), columns, D // 2)
+    return share
+
+
+@gluon.jit
+def add_dq(dq_desc, dq_s, dq, end, row, column, W: gl.constexpr):
+    """Hand a warpgroup's share of dQ to the TMA unit, which adds it to the float32 buffer."""
+    tma.store_wait(0)  # the staging buffer has been read
+    dq_s.index(W).reshape([dq.shape[0], dq.shape[1]]).store(dq)
+    fence_async_shared()
+    tma_reduce_add(dq_desc, [FAR, end, row, column], dq_s.index(W))
+
+
+@gluon.jit
+def store_share(desc, stage, tile, place):
+    """Store a warpgroup's rows of dK or dV through its staging buffer."""
+    tma.store_wait(0)
+    stage.reshape([tile.shape[0], tile.shape[1]]).store(tile)
+    fence_async_shared()
+    tma_store(desc, place, stage)
+
+
+@gluon.jit
+def consumer(
+    W: gl.constexpr, descs, memory, bars, inputs, scales,
+    HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+):  # fmt: skip
+    """Warpgroup W: keys [64 W, 64 W + 64) of every item, and its share of dQ."""
+    q_desc, _d_out, _k, _v, dk_desc, dv_desc, dq_desc = descs
+    q_s, d_out_s, k_s, v_s, ds_s, dq_s, row_s = memory
+    k_full, v_full, v_empty, q_full, q_empty = bars
+    _statistics, items, count, kv_heads, group, total_q, _padded, left, right = inputs
+    score_scale, grad_scale, value_scale = scales
+    DTYPE: gl.constexpr = q_desc.dtype
+    BLOCK_Q: gl.constexpr = 64 * HALVES
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
+    stage = dq_s.index(W)._reinterpret(DTYPE, [1, 1, 64, D], dk_desc.layout)
+    key_lanes = W * 64 + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
+    query_lanes = gl.arange(0, 64, gl.SliceLayout(0, SCORES))
+    step = 0
+    taken = 0
+    # Where the step before this one adds its dQ; at first nowhere: row FAR is out of bounds.
+    dq_end = 0
+    dq_row = 1 << 30
+    dq_column = 0
+    for turn in range(0, rounds_of(count, kv_heads)):
+        (
+            k_start, k_length, k_row, _q_start, q_length, d_start, _rows, kv_head, shift,
+            first, tiles,
+        ) = work_item(
+            items, count, kv_heads, turn, total_q, left, right,
+            BLOCK_Q, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+        )  # fmt: skip
+        steps = tiles
+        if GROUPED:
+            steps = tiles * group
+        row = first
+        head = kv_head * group
+        keys = k_row + key_lanes
+        v_slot = taken % V_STAGES
+        k_tile = k_s.index(taken & 1).reshape([KEYS, D])
+        k_own = k_tile.slice(W * 64, 64, dim=0)
+        v_own = v_s.index(v_slot).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
+        dk = gl.zeros([64, D], gl.float32, SUMS)
+        dv = gl.zeros([64, D], gl.float32, SUMS)
+        if steps > 0:
+            mbarrier.wait(k_full.index(taken & 1), (taken >> 1) & 1)
+        for i in range(0, steps):
+            slot = step & 1
+            before = step - 1
+            queries = row + query_lanes
+            mbarrier.wait(q_full.index(slot), (step >> 1) & 1)
+            q_tile = q_s.index(slot).reshape([BLOCK_Q, D])
+            d_tile = d_out_s.index(slot).reshape([BLOCK_Q, D])
+            q_half = q_tile.slice(0, 64, dim=0)
+            d_half = d_tile.slice(0, 64, dim=0)
+            s_flying = products(k_own, q_half.permute((1, 0)), 64)
+            mbarrier.wait(v_full.index(v_slot), (taken // V_STAGES) & 1)
+            da_flying = products(v_own, d_half.permute((1, 0)), 64)
+            s = warpgroup_mma_wait(1, deps=(s_flying,))
+            weights, slope = weights_of(
+                s, row_s, 2 * slot * HALVES, score_scale, keys, queries, shift, left, right,
+                DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
+            a = gl.convert_layout(weights, OPERAND)
+            if HALVES == 2:
+                q_half = q_tile.slice(64, 64, dim=0)
+                s_flying = products(k_own, q_half.permute((1, 0)), 64)
+            dv_flying = warpgroup_mma(a, d_half, dv, is_async=True)
+            da = warpgroup_mma_wait(HALVES, deps=(da_flying,))
+            ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES, ACTIVATION)
+            # The other warpgroup has read what lies in this half of the ring: its step is over.
+            mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
+            ds_s.index(slot * HALVES).slice(W * 64, 64, dim=0).store(ds)
+            b = gl.convert_layout(ds, OPERAND)
+            if HALVES == 2:
+                d_half = d_tile.slice(64, 64, dim=0)
+                da_flying = products(v_own, d_half.permute((1, 0)), 64)
+                dk_flying = warpgroup_mma(b, q_tile.slice(0, 64, dim=0), dk, is_async=True)
+                s = warpgroup_mma_wait(3, deps=(s_flying,))
+                weights, slope = weights_of(
+                    s, row_s, 2 * slot * HALVES + 1, score_scale, keys, queries + 64, shift,
+                    left, right, DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+                )  # fmt: skip
+                a2 = gl.convert_layout(weights, OPERAND)
+                dv_flying = warpgroup_mma(a2, d_half, dv_flying, is_async=True)
+                da, a = warpgroup_mma_wait(2, deps=(da_flying, a))
+                a = a2
+                ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES + 1, ACTIVATION)
+                ds_s.index(slot * HALVES + 1).slice(W * 64, 64, dim=0).store(ds)
+            fence_async_shared()
+            if V_STAGES == 1:
+                if i == steps - 1:
+                    mbarrier.arrive(v_empty.index(0), count=1)
+            k_slot = (taken & 1) ^ gl.where(i == 0, 1, 0)
+            k_dq = k_s.index(k_slot).reshape([KEYS, D])
+            dq_flying = start_dq(ds_s, before & 1, k_dq, W, HALVES, D)
+            if HALVES == 2:
+                b2 = gl.convert_layout(ds, OPERAND)
+                dk_flying = warpgroup_mma(b2, q_half, dk_flying, is_async=True)
+            else:
+                b2 = b
+                dk_flying = warpgroup_mma(b, q_half, dk, is_async=True)
+            dq, dv, a, b = warpgroup_mma_wait(1, deps=(dq_flying, dv_flying, a, b))
+            add_dq(dq_desc, dq_s, dq, dq_end, dq_row, dq_column, W)
+            dk, b2 = warpgroup_mma_wait(0, deps=(dk_flying, b2))
+            mbarrier.arrive(q_empty.index(slot), count=1)
+            dq_end = d_start + q_length
+            dq_row = FAR - q_length + row
+            dq_column = head * D
+            if HALVES == 2:
+                dq_row += W * 64
+            else:
+                dq_column += W * (D // 2)
+            step += 1
+            row += BLOCK_Q
+            if GROUPED:
+                wrap = row >= first + tiles * BLOCK_Q
+                row = gl.where(wrap, first, row)
+                head += gl.where(wrap, 1, 0)
+        taken += gl.where(steps > 0, 1, 0)
+        place = at_row(k_start + k_length, k_length, k_row + W * 64, kv_head * D)
+        store_share(dv_desc, stage, (dv * value_scale).to(DTYPE), place)
+        store_share(dk_desc, stage, (dk * grad_scale).to(DTYPE), place)
+    # dQ of the last step.
+    before = step - 1
+    mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
+    k_dq = k_s.index((taken & 1) ^ 1).reshape([KEYS, D])
+    dq = warpgroup_mma_wait(0, deps=(start_dq(ds_s, before & 1, k_dq, W, HALVES, D),))
+    add_dq(dq_desc, dq_s, dq, dq_end, dq_row, dq_column, W)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def consumer_0(
+    descs, memory, bars, inputs, scales,
+    HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+):  # fmt: skip
+    consumer(
+        0, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+    )  # fmt: skip
+
+
+@gluon.jit
+def consumer_1(
+    descs, memory, bars, inputs, scales,
+    HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+):  # fmt: skip
+    consumer(
+        1, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+    )  # fmt: skip
+
+
+@gluon.jit
+def barrier_ring(SIZE: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers that complete after ARRIVALS arrivals (and the bytes expected)."""
+    ring = gl.allocate_shared_memory(gl.int64, [SIZE, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(SIZE):
+        mbarrier.init(ring.index(i), count=ARRIVALS)
+    return ring
+
+
+@gluon.jit(do_not_specialize=["kv_heads", "group", "total_q", "left", "right"])
+def backward_kernel(
+    q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, dq_desc, statistics, items, count,
+    kv_heads, group, total_q, statistics_rows, left, right, score_scale, grad_scale, value_scale,
+    HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+):  # fmt: skip
+    """dK, dV `[rows, kv_heads, D]`, and dQ added to float32 `[out_rows, heads, D]` unscaled.
+
+    statistics: float32 `[2, heads, statistics_rows]` (`attention_launch.row_statistics`), softmax
+    only. items, count: work list of the keys.
+    """
+    DTYPE: gl.constexpr = q_desc.dtype
+    BLOCK_Q: gl.constexpr = 64 * HALVES
+    DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, 64], DTYPE)
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    SHARE: gl.constexpr = D if HALVES == 2 else D // 2
+    # The producer's lanes copy the row statistics, and each says so.
+    FILLS: gl.constexpr = 33 if ACTIVATION == SOFTMAX else 1
+    q_s = gl.allocate_shared_memory(DTYPE, [2, 1, 1, BLOCK_Q, D], q_desc.layout)
+    d_out_s = gl.allocate_shared_memory(DTYPE, [2, 1, 1, BLOCK_Q, D], d_out_desc.layout)
+    k_s = gl.allocate_shared_memory(DTYPE, [2, 1, 1, KEYS, D], k_desc.layout)
+    v_s = gl.allocate_shared_memory(DTYPE, [V_STAGES, 1, 1, KEYS, D], v_desc.layout)
+    ds_s = gl.allocate_shared_memory(DTYPE, [2 * HALVES, KEYS, 64], DS)
+    dq_s = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, SHARE], dq_desc.layout)
+    row_s = gl.allocate_shared_memory(gl.float32, [4 * HALVES, 64], ROWS)
+    k_full = barrier_ring(2, 1)
+    v_full = barrier_ring(V_STAGES, 1)
+    v_empty = barrier_ring(1, 2)
+    q_full = barrier_ring(2, FILLS)
+    q_empty = barrier_ring(2, 2)
+    fence_async_shared()
+    descs = (q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, dq_desc)
+    memory = (q_s, d_out_s, k_s, v_s, ds_s, dq_s, row_s)
+    bars = (k_full, v_full, v_empty, q_full, q_empty)
+    inputs = (
+        statistics, items, count, kv_heads, group, total_q, statistics_rows, left, right,
+    )  # fmt: skip
+    scales = (score_scale, grad_scale, value_scale)
+    # Launched with maxnreg 168: 3 x 128 threads share 64512 registers, 240, 240 and 24 a thread.
+    gl.warp_specialize(
+        [
+            (consumer_0, (
+                descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+            )),
+            (consumer_1, (
+                descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+            )),
+            (producer, (
+                descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+            )),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
