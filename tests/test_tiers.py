@@ -96,7 +96,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ({"activations": (1, 2)}, "one activation"),
         ({"activations": (PER_HEAD.value,)}, "one activation"),
         ({"deterministic": True}, "no fixed order"),
-        ({"change": {"total_k": 2**30 + 1}}, "1073741825 rows"),
+        ({"change": {"total_k": 2**29 + 1}}, "536870913 rows"),
         ({"change": {"total_q": 2**20, "shared_q": True, "batch": 2**11}}, "2147483648 rows"),
         ({"change": {"total_q": 2**29, "heads": 8}}, "row statistics"),
     ],
