@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CAPABILITY = (9, 0)
 _TYPES = (torch.float16, torch.bfloat16)
 _HEAD_DIMS = (64, 128)
-#: Rows of a packed tensor, fewer than this: a position plus a window's bound (2^29 at most) must fit
+#: Packed tensors have fewer rows: a position plus a bound of the window (2^29 at most) must fit
 #: 31 bits, and so must a row's place in a jagged TMA descriptor, 2^30 and less from its end.
 _MOST_ROWS = 1 << 29
 #: Most (head, padded row) entries of lse and delta, and most tiles, each counted in int32.
