@@ -50,6 +50,8 @@ def _tests(tmp_path):
 PARTIAL = """
     from jagbench.reference import gdpa
     __version__ = "1.2.3"
+    def describe(device):
+        return f"at home on {device.type}"
     def jagged_attention(*arguments, **options):
         raise NotImplementedError("no softmax here")
 """
@@ -59,7 +61,7 @@ def test_a_session_names_what_ran_and_counts_what_is_unsupported(judge, tmp_path
     done = judge(PARTIAL, f"--workload=*-{ONE}", "-k", "within_budget")
     assert done.returncode == 0, done.stdout + done.stderr
     for line in (
-        r"implementation: stranger 1\.2\.3",
+        r"implementation: stranger 1\.2\.3, at home on cpu",
         r"device: cpu .*torch \d.*triton \d",
         r"jagbench \d+\.\d+\.\d+, commit ",
         r"purpose: smoke, dtypes: float32",

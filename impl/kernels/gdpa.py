@@ -49,6 +49,8 @@ NAME = "gdpa"
 _NAMES = {code: name for name, code in ACTIVATION_IDS.items()}
 # Query tiles one program of the short-key kernel walks at most.
 _CHUNK = 8
+# Activation ids of calls with one per head, by (ids, device, stream).
+_tables: dict[tuple[tuple[int, ...], torch.device, int], Tensor] = {}
 
 
 def gdpa(
@@ -116,11 +118,25 @@ def _activation_arguments(codes: list[int], device: torch.device) -> tuple[int, 
     if len(codes) == 1:
         return codes[0], 0, None
     chosen = activation_set(tuple(_NAMES[code] for code in codes))
-    # Filled value by value: a copy from host memory would wait for the stream.
-    ids = torch.empty(len(codes), dtype=torch.int32, device=device)
-    for index, code in enumerate(codes):
-        ids[index].fill_(code)
-    return PER_HEAD.value, chosen, ids
+    return PER_HEAD.value, chosen, _activation_table(tuple(codes), device)
+
+
+def _activation_table(codes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Ids `[heads]`, int32, made once for each stream: one fill a head is dear in every call."""
+    stream, capturing = 0, False
+    if device.type == "cuda":
+        stream = torch.cuda.current_stream(device).cuda_stream
+        capturing = torch.cuda.is_current_stream_capturing()
+    found = _tables.get((codes, device, stream))
+    if found is None:
+        # Filled value by value: a copy from host memory would wait for the stream.
+        found = torch.empty(len(codes), dtype=torch.int32, device=device)
+        for index, code in enumerate(codes):
+            found[index].fill_(code)
+        # What a graph captures is filled when it is replayed, in memory of the graph's own.
+        if not capturing:
+            _tables[codes, device, stream] = found
+    return found
 
 
 def _forward(

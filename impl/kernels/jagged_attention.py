@@ -232,7 +232,7 @@ def _forward_on_hopper(
     q, k, v = tma_layout(q), tma_layout(k), tma_layout(v)
     out, lse = forward_launch.launch_forward(
         q, k, v, q_offsets, k_offsets, geometry, mask,
-        scale=scale, out_scale=1.0, activation=SOFTMAX.value, max_k_len=max_k_len,
+        scale=scale * LOG2E, out_scale=1.0, activation=SOFTMAX.value, max_k_len=max_k_len,
     )  # fmt: skip
     assert lse is not None
     note_tier("hopper_forward")

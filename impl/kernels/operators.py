@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 NAMESPACE = "jagbench"
@@ -32,7 +33,7 @@ def define(name: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> A
     schema = torch.library.infer_schema(kernel, mutates_args=())
     _library.define(name + schema, tags=torch.Tag.pt2_compliant_tag)
     # A compiled graph must not look into the kernel, whatever its back end lets Dynamo see.
-    opaque = torch._disable_dynamo(kernel)
+    opaque = _disable_dynamo(kernel)
     _library.impl(name, opaque, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     return getattr(getattr(torch.ops, NAMESPACE), name).default
@@ -54,7 +55,7 @@ def differentiable(op: Any, setup: Setup, backward: Backward) -> Callable[..., A
             return result
 
         @staticmethod
-        @once_differentiable  # type: ignore[untyped-decorator]
+        @once_differentiable
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:
             return None, *backward(ctx, ctx.needs_input_grad[1:], *gradients)
 

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagbench.impl.kernels.relaunch import relaunch, traits
 from jagbench.pairs import Align, Window, visible_range
 
 IntArray = npt.NDArray[np.int64]
@@ -282,22 +283,12 @@ def _build_by_comparing(
         tiles.count.zero_()
         return tiles
     with torch.cuda.device_of(offsets):
-        _tile_list_kernel[(triton.cdiv(entries, _GROUP),)](
-            row_offsets,
-            other_offsets,
-            tiles.sequence,
-            tiles.block,
-            tiles.count,
-            batch,
-            total_rows,
-            upper,
-            span,
-            BLOCK_ROWS=block_rows,
-            GROUP=_GROUP,
-            SCAN=_SCAN,
-            WIDTH=_WIDTH,
-            num_warps=8,
-        )
+        relaunch(
+            _tile_list_kernel, triton.cdiv(entries, _GROUP), memory.device,
+            (*traits(row_offsets, other_offsets), block_rows, total_rows > MAX_SPAN),
+            row_offsets, other_offsets, tiles.sequence, tiles.block, tiles.count,
+            batch, total_rows, upper, span, block_rows, _GROUP, _SCAN, _WIDTH, num_warps=8,
+        )  # fmt: skip
     return tiles
 
 

@@ -119,8 +119,11 @@ class Schedule:
 # Cached, as the table's tiles are below: both are asked for in every call.
 @cache
 def _decode(code: tuple[int, ...]) -> Schedule:
-    configs = [TileConfig(*code[i : i + 4]) if code[i] else None for i in range(3, len(code), 4)]
-    return Schedule(_VARIANTS[code[0]], _FORMS[code[1]], *configs, tier=_TIERS[code[2]])
+    forward, query, key_value = (
+        TileConfig(*code[i : i + 4]) if code[i] else None for i in range(3, len(code), 4)
+    )
+    variant, form, tier = _VARIANTS[code[0]], _FORMS[code[1]], _TIERS[code[2]]
+    return Schedule(variant, form, forward, query, key_value, tier)
 
 
 _OF_TIER: dict[str, Schedule] = {tier: Schedule(tier=tier) for tier in _TIERS}

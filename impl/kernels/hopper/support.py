@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _CAPABILITY = (9, 0)
 _TYPES = (torch.float16, torch.bfloat16)
 _HEAD_DIMS = (64, 128)
-#: Most rows of a packed tensor: a jagged TMA descriptor places a row by 2^30 less its sequence's
-#: length; positions and window bounds together must fit int32.
+#: Packed tensors have fewer rows: a position plus a bound of the window (2^29 at most) must fit
+#: 31 bits, and so must a row's place in a jagged TMA descriptor, 2^30 and less from its end.
 _MOST_ROWS = 1 << 29
 #: Most (head, padded row) entries of lse and delta, and most tiles, each counted in int32.
 _MOST_ENTRIES = (1 << 31) - 1
@@ -61,8 +61,8 @@ def unsupported(
     if deterministic:
         return "the backward adds dQ in no fixed order, so its bits may differ between repeats"
     rows = max(g.total_q, g.total_k, g.out_rows)
-    if rows > _MOST_ROWS:
-        return f"{rows} rows exceed the limit of {_MOST_ROWS}"
+    if rows >= _MOST_ROWS:
+        return f"{rows} rows, the limit is {_MOST_ROWS - 1}"
     entries = g.heads * (g.out_rows + _STATISTICS_PADDING * (g.batch + 2))
     tiles = g.heads * (rows // _FEWEST_ROWS + 2 * (g.batch + 1))
     if max(entries, tiles) > _MOST_ENTRIES:
@@ -77,17 +77,17 @@ def device_problem(device: torch.device) -> str | None:
         return "Triton's interpreter does not run Gluon"
     if device.type != "cuda" or torch.version.hip is not None:
         return f"needs an NVIDIA GPU, got tensors on {device}"
-    if not _gluon_exists():
-        return "this Triton has no triton.experimental.gluon"
     found = torch.cuda.get_device_capability(device)
     if found != _CAPABILITY:
         return f"needs compute capability 9.0, {device} has {found[0]}.{found[1]}"
+    if not _gluon_exists():
+        return "this Triton has no Gluon for Hopper"
     return None
 
 
 def _gluon_exists() -> bool:
     try:
-        return importlib.util.find_spec("triton.experimental.gluon") is not None
+        return importlib.util.find_spec("triton.experimental.gluon.nvidia.hopper") is not None
     except ModuleNotFoundError:
         return False
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from jagbench.impl.kernels.attention_backward import STATISTICS_PAD, statistics_start
 from jagbench.impl.kernels.interpreter import INTERPRET
+from jagbench.impl.kernels.relaunch import relaunch, traits
 from jagbench.impl.kernels.schedule import (
     MAX_COMPARED,
     MAX_SPAN,
@@ -87,13 +88,16 @@ def build_work_list(
     statistics: the side that holds the queries, for field 7. Only a backward pass reads it, and
         there tiles are of keys: "other".
 
-    Rows and starts must fit int32 (`support.unsupported` sees to it); offsets are taken as checked.
+    Rows and starts must fit int32; the starts of a query all share are `batch * total_rows` at most
+    (`support.unsupported` sees to that). Offsets are taken as checked.
     """
     if shared_rows != (row_offsets is None):
         given = "None" if row_offsets is None else "a tensor"
         raise ValueError(f"shared_rows={shared_rows}, but row_offsets is {given}")
     if (other_offsets is None) != (other_rows is not None):
         raise ValueError("one of other_offsets and other_rows must be given, and not both")
+    if max(total_rows, other_rows or 0) > MAX_SPAN:
+        raise ValueError(f"{total_rows} or {other_rows} rows exceed the limit of {MAX_SPAN}")
     offsets, upper = bounds(row_offsets, other_offsets, total_rows, block_rows)
     batch = offsets.numel() - 1
     span = MAX_SPAN if span is None else min(span, MAX_SPAN)
@@ -128,11 +132,12 @@ def _by_comparing(call: _Build, offsets: Tensor) -> WorkList:
     items, count = memory[:size].view(-1, FIELDS), memory[size : size + 1]
     programs = triton.cdiv(call.batch + (call.row_offsets is not None), _GROUP)
     with torch.cuda.device_of(offsets):
-        _work_list_kernel[(max(1, programs),)](
+        relaunch(
+            _work_list_kernel, max(1, programs), memory.device,
+            (*traits(call.row_offsets, call.other_offsets), call.block_rows, call.own_statistics),
             call.row_offsets, call.other_offsets, items, count,
             call.batch, call.total_rows, call.other_rows, call.upper, call.span,
-            BLOCK_ROWS=call.block_rows, OWN_STATISTICS=call.own_statistics,
-            GROUP=_GROUP, SCAN=_SCAN, WIDTH=_WIDTH, num_warps=8,
+            call.block_rows, call.own_statistics, _GROUP, _SCAN, _WIDTH, num_warps=8,
         )  # fmt: skip
     return WorkList(items, count)
 
