@@ -21,6 +21,7 @@ from jagbench.impl.kernels.activations import PER_HEAD, SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import BackwardCall, Bias, Mask
 from jagbench.impl.kernels.hopper import support
+from jagbench.impl.kernels.jagged_attention_launch import LOG2E
 from jagbench.impl.kernels.tuning import Schedule, TileConfig
 from jagbench.implementation import load
 
@@ -67,8 +68,10 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         max_k_len: int,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         taken.append("forward")
+        # Softmax is told its scale in units of log 2, the portable launch in natural ones.
+        natural = scale / LOG2E if activation == SOFTMAX.value else scale
         out, lse, _ = portable.launch_forward(
-            q, k, v, q_offsets, k_offsets, geometry, mask, Bias(), scale, Schedule()
+            q, k, v, q_offsets, k_offsets, geometry, mask, Bias(), natural, Schedule()
         )
         return out, lse if activation == SOFTMAX.value else None
 
@@ -127,6 +130,14 @@ def test_a_call_takes_the_tier_that_can_and_says_so(on_hopper, operator: str) ->
     assert on_hopper == ["forward", "backward"]
     used = impl.configuration(operator, None)  # type: ignore[arg-type]
     assert {"hopper_forward", "hopper_backward"} <= set(used)
+
+
+def test_the_softmax_scale_reaches_the_tier_in_its_own_units(on_hopper) -> None:
+    found, wanted = (
+        jagged_attention(*tensors(), scale=0.3, schedule=tier) for tier in ("hopper", "portable")
+    )
+    assert on_hopper == ["forward"]
+    torch.testing.assert_close(found, wanted)
 
 
 @both_operators
