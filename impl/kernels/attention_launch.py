@@ -220,8 +220,9 @@ def attention_gradients(
         # Imported here: Gluon is asked for by a launch alone.
         from jagbench.impl.kernels.hopper import backward_launch
 
-        tensors = (tma_layout(t) for t in (q, k, v, d_out))
-        found = (*backward_launch.launch_backward(*tensors, q_offsets, k_offsets, call), None)
+        q, k, v, d_out = tma_layout(q), tma_layout(k), tma_layout(v), tma_layout(d_out)
+        made = backward_launch.launch_backward(q, k, v, d_out, q_offsets, k_offsets, call)
+        found: tuple[Tensor | None, ...] = (*made, None)
         note_tier("hopper_backward")
     else:
         found = attention_backward(q, k, v, d_out, q_offsets, k_offsets, call)
