@@ -246,7 +246,7 @@ def _hopper_forward(
         constexprs={
             "GROUPS": GROUPS, "KEY_STAGES": tiles.key_stages, "QUERY_STAGES": tiles.query_stages,
             "ACTIVATION": activation, "HAS_LEFT": False, "HAS_RIGHT": False, "ALIGN_END": False,
-            "SCALE_FIRST": False, "HEADS_APART": False, "PING_PONG": activation != SOFTMAX.value,
+            "SCALE_FIRST": False, "HEADS_APART": tiles.heads_apart, "PING_PONG": tiles.ping_pong,
             **extra,
         },
         aligned=("lse", "work", "count"),
@@ -296,7 +296,7 @@ CASES: tuple[CompileCase, ...] = (
     _hopper_forward("bf16", 64, SOFTMAX.value, "softmax"),
     _hopper_forward("bf16", 128, SOFTMAX.value, "short_keys", short=True),
     _hopper_forward("bf16", 64, SOFTMAX.value, "short_keys", short=True),
-    _hopper_forward("bf16", 128, SOFTMAX.value, "heads_apart", HEADS_APART=True),
+    _hopper_forward("bf16", 128, SOFTMAX.value, "heads_adjacent", HEADS_APART=False),
     _hopper_forward("bf16", 128, SOFTMAX.value, "scale_first", SCALE_FIRST=True),
     _hopper_forward("bf16", 128, SOFTMAX.value, "causal", **_CAUSAL),
     _hopper_forward("bf16", 128, SOFTMAX.value, "window", **_WINDOW),

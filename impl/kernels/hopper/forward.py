@@ -68,6 +68,19 @@ class _Barriers(NamedTuple):
     v_empty: Any
 
 
+class _Item(NamedTuple):
+    """One query tile of one head: the fields of `work.WorkList` that a forward reads, and head."""
+
+    q_start: Any
+    q_length: Any
+    q_row: Any
+    k_start: Any
+    k_length: Any
+    out_start: Any
+    sequence: Any
+    head: Any
+
+
 class _Call(NamedTuple):
     """Run-time arguments of the kernel beyond its descriptors."""
 
@@ -91,38 +104,53 @@ def _load_rows(desc, start, length, row, column, full, buffer):
 
 
 @gluon.jit
-def _item(work, used, heads, r, ROWS: gl.constexpr, HEADS_APART: gl.constexpr):
-    """The item this program is dealt in round r.
+def _divide(x, y):
+    """x // y of numbers >= 0: without signs a division is half as long."""
+    return (x.to(gl.uint32) // y.to(gl.uint32)).to(gl.int32)
 
-    Returns q start, q length, q row, k start, k length, output start, sequence, head. Past the end
-    of the list it is the empty item: no rows and no keys.
 
-    HEADS_APART: all tiles of a (sequence, head) side by side, which keeps long keys in L2; else the
-    heads of a tile, which spares a division that waits for a load.
+@gluon.jit
+def _fetch(call, used, r):
+    """Start loading the item this program is dealt in round r; `_decode` makes it an item.
+
+    Nothing here waits for a load. Past the end of the list it is the empty item: no rows, no keys.
     """
     entry = zigzag_index(r, gl.program_id(0), gl.num_programs(0))
-    tile = gl.minimum(entry // heads, used)
-    fields = work + tile.to(gl.int64) * _FIELDS
-    q_start = gl.load(fields)
-    q_length = gl.load(fields + 1)
-    q_row = gl.load(fields + 2)
-    k_start = gl.load(fields + 3)
-    k_length = gl.load(fields + 4)
-    out_start = gl.load(fields + 5)
-    sequence = gl.load(fields + 6)
+    tile = gl.minimum(_divide(entry, call.heads), used)
+    fields = call.work + tile.to(gl.int64) * _FIELDS
+    return _Item(
+        gl.load(fields),
+        gl.load(fields + 1),
+        gl.load(fields + 2),
+        gl.load(fields + 3),
+        gl.load(fields + 4),
+        gl.load(fields + 5),
+        gl.load(fields + 6),
+        gl.minimum(entry - tile * call.heads, call.heads - 1),
+    )
+
+
+@gluon.jit
+def _decode(item, call, ROWS: gl.constexpr, HEADS_APART: gl.constexpr):
+    """A fetched item with its own query row and head.
+
+    As fetched, the heads of a tile are side by side. HEADS_APART: all tiles of a (sequence, head)
+    are, so that programs at work at a time share its keys in L2.
+    """
     if HEADS_APART:
-        tiles = gl.maximum(gl.cdiv(q_length, ROWS), 1)
-        inside = entry - (tile - q_row // ROWS) * heads
-        head = gl.minimum(inside // tiles, heads - 1)
-        q_row = (inside - head * tiles) * ROWS
-    else:
-        head = entry % heads
-    return q_start, q_length, q_row, k_start, k_length, out_start, sequence, head
+        tiles = gl.maximum(gl.cdiv(item.q_length, ROWS), 1)
+        place = (item.q_row // ROWS) * call.heads + item.head
+        head = _divide(place, tiles)
+        item = _Item(
+            item.q_start, item.q_length, (place - head * tiles) * ROWS, item.k_start,
+            item.k_length, item.out_start, item.sequence, head,
+        )  # fmt: skip
+    return item
 
 
 @gluon.jit
 def _key_tiles(
-    q_row, q_length, k_length, call,
+    item, call,
     ROWS: gl.constexpr, BN: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
 ):  # fmt: skip
@@ -131,14 +159,16 @@ def _key_tiles(
     Row p sees key c iff p + shift - left <= c <= p + shift + right.
     """
     begin = 0
-    end = gl.cdiv(k_length, BN)
+    end = gl.cdiv(item.k_length, BN)
     shift = 0
     if ALIGN_END:
-        shift = k_length - q_length
+        shift = item.k_length - item.q_length
     if HAS_LEFT:
-        begin = gl.minimum(gl.maximum(q_row + shift - call.left, 0), k_length) // BN
+        begin = gl.minimum(gl.maximum(item.q_row + shift - call.left, 0), item.k_length) // BN
     if HAS_RIGHT:
-        stop = gl.minimum(gl.minimum(q_row + ROWS, q_length) + shift + call.right, k_length)
+        stop = gl.minimum(
+            gl.minimum(item.q_row + ROWS, item.q_length) + shift + call.right, item.k_length
+        )
         end = gl.cdiv(gl.maximum(stop, 0), BN)
     return begin, gl.maximum(end - begin, 1), shift
 
@@ -273,28 +303,28 @@ def _next_weights(
 
 @gluon.jit
 def _finish(
-    o, m, l, W: gl.constexpr, descs, stages, call, q_length, q_row, out_start, sequence, head,
+    o, m, l, W: gl.constexpr, descs, stages, call, item,
     ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """Normalise and store a tile of the output, and of lse `[heads, out_rows]` (units of log 2)."""
     HM: gl.constexpr = stages.o.shape[3]
     D: gl.constexpr = stages.o.shape[4]
     RO: gl.constexpr = gl.SliceLayout(1, o.type.layout)
-    row = q_row + W * HM
+    row = item.q_row + W * HM
     if ACTIVATION == SOFTMAX:
         o = o * gl.convert_layout(gl.where(l == 0.0, 0.0, 1.0 / l), RO)[:, None]
         # A row that sees nothing has -inf; one past the last offset is padding, and 0.
-        nothing = gl.where(sequence < call.batch, float("-inf"), 0.0)
+        nothing = gl.where(item.sequence < call.batch, float("-inf"), 0.0)
         value = gl.where(l == 0.0, nothing, m + gl.log2(l))
         offsets = gl.arange(0, HM, l.type.layout)
-        target = call.lse + (head.to(gl.int64) * call.out_rows + out_start + row)
-        gl.store(target + offsets, value, mask=offsets < q_length - row)
+        target = call.lse + (item.head.to(gl.int64) * call.out_rows + item.out_start + row)
+        gl.store(target + offsets, value, mask=offsets < item.q_length - row)
     else:
         o = o * call.out_scale
     tma.store_wait(0)  # the staging buffer's previous store has been read
     stages.o.index(W).reshape([HM, D]).store(o.to(stages.o.dtype))
     fence_async_shared()
-    place = [FAR, out_start + q_length, FAR - q_length + row, head * D]
+    place = [FAR, item.out_start + item.q_length, FAR - item.q_length + row, item.head * D]
     tma_store(descs.o, place, stages.o.index(W))
 
 
@@ -320,24 +350,22 @@ def _producer(
     v_length = 0
     v_row = 0
     v_column = 0
+    ahead = _fetch(call, used, 0)
     for r in range(0, rounds + 1):
-        q_start, q_length, q_row, k_start, k_length, _, _, head = _item(
-            call.work, used, call.heads, r, GROUPS * HM, HEADS_APART
-        )
-        begin, n, _ = _key_tiles(
-            q_row, q_length, k_length, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
-        )
+        item = _decode(ahead, call, GROUPS * HM, HEADS_APART)
+        ahead = _fetch(call, used, r + 1)
+        begin, n, _ = _key_tiles(item, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END)
         # Rows without any key are read as zero: they may be padding, and hold anything.
-        q_length = gl.where(k_length > 0, q_length, 0)
+        q_length = gl.where(item.k_length > 0, item.q_length, 0)
         for w in gl.static_range(GROUPS):
             slot = (r % NQ) * GROUPS + w
             mbarrier.wait(bars.q_empty.index(slot), ((r // NQ) & 1) ^ 1)
             mbarrier.expect(bars.q_full.index(slot), HM * D * 2)
             _load_rows(
-                descs.q, q_start, q_length, q_row + w * HM, head * D,
+                descs.q, item.q_start, q_length, item.q_row + w * HM, item.head * D,
                 bars.q_full.index(slot), stages.q.index(slot),
             )  # fmt: skip
-        column = (head // call.group) * D
+        column = _divide(item.head, call.group) * D
         for i in range(0, n):
             row = (begin + n - 1 - i) * BN
             slot = step % NK
@@ -345,8 +373,8 @@ def _producer(
             mbarrier.expect(bars.k_full.index(slot), BN * D * 2)
             _load_rows(
                 descs.k,
-                k_start,
-                k_length,
+                item.k_start,
+                item.k_length,
                 row,
                 column,
                 bars.k_full.index(slot),
@@ -366,8 +394,8 @@ def _producer(
                     bars.v_full.index(slot),
                     stages.v.index(slot),
                 )
-            v_start = k_start
-            v_length = k_length
+            v_start = item.k_start
+            v_length = item.k_length
             v_row = row
             v_column = column
             step += 1
@@ -390,12 +418,8 @@ def _consumer(
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
     used = gl.load(call.count)
     rounds = gl.cdiv(used * call.heads, gl.num_programs(0))
-    _, q_length, q_row, _, k_length, out_start, sequence, head = _item(
-        call.work, used, call.heads, 0, GROUPS * HM, HEADS_APART
-    )
-    begin, n, shift = _key_tiles(
-        q_row, q_length, k_length, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
-    )
+    item = _decode(_fetch(call, used, 0), call, GROUPS * HM, HEADS_APART)
+    begin, n, shift = _key_tiles(item, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END)
     if PING_PONG:
         if W == GROUPS - 1:
             turn_give(0)
@@ -404,19 +428,17 @@ def _consumer(
     s = warpgroup_mma_wait(0, deps=(_start_scores(stages.q, stages.k, W, 0, SL),))
     mbarrier.arrive(bars.k_empty.index(0), count=1)
     weights, m, l = _first_weights(
-        s, q_row + W * HM, (begin + n - 1) * BN, k_length, shift, call,
+        s, item.q_row + W * HM, (begin + n - 1) * BN, item.k_length, shift, call,
         ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
     )  # fmt: skip
     p = gl.convert_layout(weights.to(stages.k.dtype), PL)
     o = gl.zeros([HM, D], gl.float32, OL)
     first = 0  # key tiles of all earlier items: the ring position of this item's first one
     for r in range(0, rounds):
-        _, q_length2, q_row2, _, k_length2, out_start2, sequence2, head2 = _item(
-            call.work, used, call.heads, r + 1, GROUPS * HM, HEADS_APART
-        )
+        ahead = _fetch(call, used, r + 1)  # not looked at before the seam
         q_slot = (r % NQ) * GROUPS + W
         # A warpgroup without rows keeps the rings turning, but multiplies nothing more.
-        busy = gl.where(q_row + W * HM < q_length, n, 1)
+        busy = gl.where(item.q_row + W * HM < item.q_length, n, 1)
         for i in range(1, busy):
             ks = first + i
             vs = ks - 1
@@ -431,7 +453,7 @@ def _consumer(
             s = warpgroup_mma_wait(1, deps=(s_flying,))
             mbarrier.arrive(bars.k_empty.index(ks % NK), count=1)
             weights, m, l, fade = _next_weights(
-                s, m, l, q_row + W * HM, (begin + n - 1 - i) * BN, k_length, shift, call,
+                s, m, l, item.q_row + W * HM, (begin + n - 1 - i) * BN, item.k_length, shift, call,
                 ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
             o, p = warpgroup_mma_wait(0, deps=(o_flying, p))
@@ -456,9 +478,6 @@ def _consumer(
         first += n
         vs = first - 1
         q_slot2 = ((r + 1) % NQ) * GROUPS + W
-        begin2, n2, shift2 = _key_tiles(
-            q_row2, q_length2, k_length2, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
-        )
         mbarrier.wait(bars.q_full.index(q_slot2), ((r + 1) // NQ) & 1)
         mbarrier.wait(bars.k_full.index(first % NK), (first // NK) & 1)
         if PING_PONG:
@@ -468,24 +487,25 @@ def _consumer(
         o_flying = _start_values(p, stages.v, vs % NK, o)
         if PING_PONG:
             turn_give((W + 1) % GROUPS)
+        # Divisions by numbers just loaded, behind the products.
+        item2 = _decode(ahead, call, GROUPS * HM, HEADS_APART)
+        begin2, n2, shift2 = _key_tiles(
+            item2, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
+        )
         s = warpgroup_mma_wait(1, deps=(s_flying,))
         mbarrier.arrive(bars.k_empty.index(first % NK), count=1)
         mbarrier.arrive(bars.q_empty.index(q_slot), count=1)
         weights, m2, l2 = _first_weights(
-            s, q_row2 + W * HM, (begin2 + n2 - 1) * BN, k_length2, shift2, call,
+            s, item2.q_row + W * HM, (begin2 + n2 - 1) * BN, item2.k_length, shift2, call,
             ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         o, p = warpgroup_mma_wait(0, deps=(o_flying, p))
         mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
-        _finish(
-            o, m, l, W, descs, stages, call, q_length, q_row, out_start, sequence, head, ACTIVATION
-        )
+        _finish(o, m, l, W, descs, stages, call, item, ACTIVATION)
         p = gl.convert_layout(weights.to(stages.k.dtype), PL)
         o = gl.zeros([HM, D], gl.float32, OL)
         m, l = m2, l2
-        begin, n, shift, k_length = begin2, n2, shift2, k_length2
-        q_length, q_row, out_start = q_length2, q_row2, out_start2
-        sequence, head = sequence2, head2
+        begin, n, shift, item = begin2, n2, shift2, item2
     tma.store_wait(0)
     if PING_PONG:
         if W == 0:

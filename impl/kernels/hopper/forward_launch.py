@@ -20,20 +20,28 @@ GROUP_ROWS, GROUPS = 64, 2
 MAX_REGISTERS = 168
 #: Keys of a sequence up to which small key tiles and one more query stage are faster.
 SHORT_KEYS = 128
-#: Mean query length from which the tiles of one head go side by side: the keys of all heads of the
-#: sequences in work no longer fit the L2.
-LONG_ROWS = 2048
 # Bound of the row axis of a descriptor, as in the kernel, and of the axes that are never bounded.
 _FAR, _UNBOUNDED = 1 << 30, 0x7FFF0000
 
 
 @dataclass(frozen=True)
 class ForwardTiles:
-    """Keys of a tile, stages of the rings of keys (and values) and of queries."""
+    """Keys of a tile, stages of the rings of keys (and values) and of queries, and switches.
+
+    heads_apart: all tiles of a (sequence, head) side by side in the list, which keeps its keys in
+        L2, instead of the heads of a tile. On an H200, softmax with turns, TFLOP/s apart against
+        adjacent: 1024 full 578 to 561, 1024 x 64 217 to 201, U[1,1024] 462 to 472, U[1,2048] even;
+        U[1,512] 351 to 399 while the consumers divided by what they had just loaded, which they
+        no longer wait for.
+    ping_pong: the warpgroups take turns at the tensor cores. GELU 566 to 540 (1024 full), softmax
+        399 to 387 (U[1,512]), 472 to 459 (U[1,1024]), 536 to 517 (U[1,2048]), 561 even (1024 full).
+    """
 
     block_k: int
     key_stages: int
     query_stages: int
+    heads_apart: bool = True
+    ping_pong: bool = True
 
     def __str__(self) -> str:
         return (
@@ -99,7 +107,7 @@ def launch_forward(
         g.heads, g.group, g.batch, g.out_rows, mask.left, mask.right, scale, out_scale,
         GROUPS=GROUPS, KEY_STAGES=tiles.key_stages, QUERY_STAGES=tiles.query_stages,
         ACTIVATION=activation, **mask.constants, SCALE_FIRST=softmax and not scale > 0.0,
-        HEADS_APART=g.mean_q >= LONG_ROWS, PING_PONG=not softmax,
+        HEADS_APART=tiles.heads_apart, PING_PONG=tiles.ping_pong,
         num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
     return out, lse
