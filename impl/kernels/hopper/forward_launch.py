@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import Mask
 from jagbench.impl.kernels.hopper.work import build_work_list
+from jagbench.impl.kernels.relaunch import relaunch
 
 #: Query rows of a consumer warpgroup, and consumers.
 GROUP_ROWS, GROUPS = 64, 2
@@ -79,7 +81,8 @@ def launch_forward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Output and, for softmax, lse `[heads, out_rows]` in units of log 2.
 
-    Takes what `support.unsupported` lets pass, offsets checked. scale: factor of Q K^T before exp2
+    Takes what `support.unsupported` lets pass, offsets checked, q, k and v laid out for TMA
+    (`support.tma_layout`). scale: factor of Q K^T before exp2
     (softmax) or the activation; out_scale: of the output, which softmax has none of.
     """
     g = geometry
@@ -95,62 +98,56 @@ def launch_forward(
     work = build_work_list(
         q_offsets, k_offsets, g.total_q, GROUPS * GROUP_ROWS, shared_rows=g.shared_q, span=mask.span
     )
-    descriptors = [
-        jagged_descriptor(rows_of(q, out), GROUP_ROWS),
-        jagged_descriptor(rows_of(k, out), tiles.block_k),
-        jagged_descriptor(rows_of(v, out), tiles.block_k),
-        jagged_descriptor(out.view(g.out_rows, g.heads, g.v_dim), GROUP_ROWS),
-    ]
-    _kernel()[(min(_multiprocessors(q.device.index or 0), work.upper * g.heads),)](
+    programs = min(_multiprocessors(q.device.index or 0), work.upper * g.heads)
+    scale_first = softmax and not scale > 0.0
+    relaunch(
+        # What the form hangs on beyond this is the same in every call: pointers are allocations.
+        _kernel(), programs, q.device,
+        (q.dtype, g.qk_dim, tiles, activation, *mask.constants.values(), scale_first),
+        jagged_descriptor(q, GROUP_ROWS, out), jagged_descriptor(k, tiles.block_k, out),
+        jagged_descriptor(v, tiles.block_k, out),
+        jagged_descriptor(out.view(g.out_rows, g.heads, g.v_dim), GROUP_ROWS, out),
         # Without softmax there is no lse: any pointer stands in.
-        *descriptors, work.items if lse is None else lse, work.items, work.count,
-        g.heads, g.group, g.batch, g.out_rows, mask.left, mask.right, scale, out_scale,
-        GROUPS=GROUPS, KEY_STAGES=tiles.key_stages, QUERY_STAGES=tiles.query_stages,
-        ACTIVATION=activation, **mask.constants, SCALE_FIRST=softmax and not scale > 0.0,
-        HEADS_APART=tiles.heads_apart, PING_PONG=tiles.ping_pong,
+        work.items if lse is None else lse, work.items, work.count,
+        g.heads, g.group, g.batch, g.out_rows, mask.left, mask.right,
+        float(scale), float(out_scale),
+        GROUPS, tiles.key_stages, tiles.query_stages, activation, *mask.constants.values(),
+        scale_first, tiles.heads_apart, tiles.ping_pong,
         num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
     return out, lse
 
 
-def rows_of(tensor: Tensor, stand_in: Tensor) -> Tensor:
-    """`[rows, heads, d]` as a descriptor takes it: the tensor itself, or a copy where it must be.
-
-    Heads must lie side by side and rows begin at multiples of 16 bytes. A tensor without rows is
-    never read, but has no address: `stand_in` lends its own.
-    """
-    rows, heads, dim = tensor.shape
-    if rows == 0:
-        return stand_in.as_strided((1, heads, dim), (heads * dim, dim, 1))
-    row, head, element = tensor.stride()
-    beside = element == 1 and (head == dim or heads == 1)
-    apart = rows == 1 or (row >= heads * dim and row % 8 == 0)
-    if beside and apart and tensor.data_ptr() % 16 == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def jagged_descriptor(x: Tensor, rows: int) -> Any:
+def jagged_descriptor(x: Tensor, rows: int, stand_in: Tensor) -> Any:
     """4-D TMA view of packed `x [total, heads, d]` whose row bound moves to any sequence's end.
 
     Address = 2^30 (2^34 - stride) + (start + length) stride + (2^30 - length + row) stride elements
     of 2 bytes, which is (start + row) stride modulo 2^64 bytes; row >= length is out of bounds.
-    The idea is that of triton/tools/ragged_tma.py.
+    The idea is that of triton/tools/ragged_tma.py. A tensor without rows is never read, but has no
+    address: `stand_in` lends its own.
     """
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
     total, heads, dim = x.shape
     stride = x.stride(0) if total > 1 else heads * dim
-    return TensorDescriptor(
-        x,
-        [_UNBOUNDED, _UNBOUNDED, _FAR, heads * dim],
-        [2**34 - stride, stride, stride, 1],
-        [1, 1, rows, dim],
-        _shared_layout(rows, dim, x.dtype),
-    )
+    made = copy(_view(stride, heads * dim, rows, dim, x.dtype))
+    made.base = x if total else stand_in
+    return made
 
 
 # Gluon is imported here, not above: it may be missing (`support`).
+@cache
+def _view(stride: int, width: int, rows: int, dim: int, dtype: torch.dtype) -> Any:
+    """A descriptor to copy: Triton checks every new one, which takes longer than all else here."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    return TensorDescriptor(
+        torch.empty(8, dtype=dtype, device="cpu"),
+        [_UNBOUNDED, _UNBOUNDED, _FAR, width],
+        [2**34 - stride, stride, stride, 1],
+        [1, 1, rows, dim],
+        _shared_layout(rows, dim, dtype),
+    )
+
+
 @cache
 def _shared_layout(rows: int, dim: int, dtype: torch.dtype) -> Any:
     from triton.experimental.gluon import language as gl
