@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import Mask
-from jagbench.impl.kernels.hopper.work import build_work_list
+from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
 from jagbench.impl.kernels.relaunch import relaunch
 
 #: Query rows of a consumer warpgroup, and consumers.
@@ -37,6 +37,8 @@ class ForwardTiles:
         no longer wait for.
     ping_pong: the warpgroups take turns at the tensor cores. GELU 566 to 540 (1024 full), softmax
         399 to 387 (U[1,512]), 472 to 459 (U[1,1024]), 536 to 517 (U[1,2048]), 561 even (1024 full).
+    resident: list entries dealt together, whose keys are kept where they are the same
+        (`keys_stay`); 0: none are.
     """
 
     block_k: int
@@ -44,6 +46,7 @@ class ForwardTiles:
     query_stages: int
     heads_apart: bool = True
     ping_pong: bool = True
+    resident: int = 0
 
     def __str__(self) -> str:
         return (
@@ -74,6 +77,32 @@ def keys_are_short(geometry: Geometry, max_k_len: int) -> bool:
     return (geometry.mean_k if max_k_len < 0 else max_k_len) <= SHORT_KEYS
 
 
+#: Entries of a hand with resident keys, and hands a program must get for an even deal.
+HAND, HANDS = 8, 8
+
+
+def keys_stay(
+    tiles: ForwardTiles, geometry: Geometry, mask: Mask, max_k_len: int, entries: int, programs: int
+) -> bool:
+    """Whether a sequence's keys fit the ring and serve several query tiles, for an even deal.
+
+    Without it every item of 1024 x 256 reads 128 KiB of keys and values for 17 MFLOP: 3.5 TB/s of
+    the L2 at 450 TFLOP/s. entries: of the list, at most. max_k_len is a hint, as above.
+    """
+    longest = geometry.mean_k if max_k_len < 0 else max_k_len
+    cross = max_k_len >= 0 or geometry.mean_q >= 2 * geometry.mean_k
+    fits = cross and longest <= tiles.block_k * tiles.key_stages
+    several = geometry.mean_q > GROUPS * GROUP_ROWS
+    even = HAND * HANDS * programs <= entries < 1 << 30
+    return fits and several and even and mask.left < 0 and mask.right < 0
+
+
+@cache
+def in_hands(tiles: ForwardTiles) -> ForwardTiles:
+    """The tiles, dealt in hands."""
+    return replace(tiles, resident=HAND)
+
+
 def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
     geometry: Geometry, mask: Mask, *, scale: float, out_scale: float = 1.0,
@@ -82,8 +111,8 @@ def launch_forward(
     """Output and, for softmax, lse `[heads, out_rows]` in units of log 2.
 
     Takes what `support.unsupported` lets pass, offsets checked, q, k and v laid out for TMA
-    (`support.tma_layout`). scale: factor of Q K^T before exp2
-    (softmax) or the activation; out_scale: of the output, which softmax has none of.
+    (`support.tma_layout`). scale: factor of Q K^T before exp2 (softmax) or the activation;
+    out_scale: of the output, which softmax has none of.
     """
     g = geometry
     softmax = activation == SOFTMAX.value
@@ -94,12 +123,24 @@ def launch_forward(
         lse = torch.empty(g.heads, g.out_rows, dtype=torch.float32, device=q.device)
     if not g.out_rows:
         return out, lse
-    tiles = tiles or forward_tiles(g.qk_dim, keys_are_short(g, max_k_len))
     work = build_work_list(
         q_offsets, k_offsets, g.total_q, GROUPS * GROUP_ROWS, shared_rows=g.shared_q, span=mask.span
     )
     programs = min(_multiprocessors(q.device.index or 0), work.upper * g.heads)
-    scale_first = softmax and not scale > 0.0
+    if tiles is None:
+        tiles = forward_tiles(g.qk_dim, keys_are_short(g, max_k_len))
+        if keys_stay(tiles, g, mask, max_k_len, work.upper * g.heads, programs):
+            tiles = in_hands(tiles)
+    _launch(q, k, v, out, lse, g, mask, work, tiles, programs, activation, scale, out_scale)
+    return out, lse
+
+
+def _launch(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, g: Geometry, mask: Mask,
+    work: WorkList, tiles: ForwardTiles, programs: int, activation: int, scale: float,
+    out_scale: float,
+) -> None:  # fmt: skip
+    scale_first = lse is not None and not scale > 0.0
     relaunch(
         # What the form hangs on beyond this is the same in every call: pointers are allocations.
         _kernel(), programs, q.device,
@@ -112,10 +153,9 @@ def launch_forward(
         g.heads, g.group, g.batch, g.out_rows, mask.left, mask.right,
         float(scale), float(out_scale),
         GROUPS, tiles.key_stages, tiles.query_stages, activation, *mask.constants.values(),
-        scale_first, tiles.heads_apart, tiles.ping_pong,
+        scale_first, tiles.heads_apart, tiles.ping_pong, tiles.resident,
         num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
-    return out, lse
 
 
 def jagged_descriptor(x: Tensor, rows: int, stand_in: Tensor) -> Any:
