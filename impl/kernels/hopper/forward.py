@@ -7,6 +7,9 @@ one query tile are multiplied, the first scores of the next are in flight alread
 sequence costs no refill of the pipeline. Key tiles run from last to first: without a window only an
 item's first step, the straight-line one, is ever masked.
 
+RESIDENT: where a sequence's keys fit the ring, a program is dealt runs of its query tiles, and keys
+and values are loaded for the first of a run alone (`_stays` says why that is safe).
+
 Jagged edges cost no branch. TMA sees tensors as 4-D views whose row bound can be moved to any
 sequence's end (`forward_launch.jagged_descriptor`), so rows outside of it are read as zero and
 dropped on a store. Zero keys give score 0, and every activation is 0 at 0: GDPA needs no mask.
@@ -28,14 +31,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagbench.impl.kernels.activations import (
-    FAST_GELU,
-    FAST_GELU_BF16,
-    FAST_SILU,
-    SOFTMAX,
-    activate,
-)
+from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.hopper.gluon import tma_load, tma_store, turn_give, turn_wait
+from jagbench.impl.kernels.hopper.weights import first_weights, next_weights
 from jagbench.impl.kernels.schedule import zigzag_index
 
 #: Query rows of a warpgroup: those of one wgmma.
@@ -43,9 +41,6 @@ GROUP_ROWS: gl.constexpr = gl.constexpr(64)
 #: Bound of the row axis of a descriptor.
 FAR: gl.constexpr = gl.constexpr(1 << 30)
 _FIELDS: gl.constexpr = gl.constexpr(8)
-_SQRT_2_OVER_PI: gl.constexpr = gl.constexpr(0.7978845608028654)
-_SQRT_2_OVER_PI_BF16: gl.constexpr = gl.constexpr(0.796875)
-_CUBIC: gl.constexpr = gl.constexpr(0.044715)
 
 
 class _Tensors(NamedTuple):
@@ -66,6 +61,19 @@ class _Barriers(NamedTuple):
     k_empty: Any
     v_full: Any
     v_empty: Any
+
+
+class _Item(NamedTuple):
+    """One query tile of one head: the fields of `work.WorkList` that a forward reads, and head."""
+
+    q_start: Any
+    q_length: Any
+    q_row: Any
+    k_start: Any
+    k_length: Any
+    out_start: Any
+    sequence: Any
+    head: Any
 
 
 class _Call(NamedTuple):
@@ -91,38 +99,105 @@ def _load_rows(desc, start, length, row, column, full, buffer):
 
 
 @gluon.jit
-def _item(work, used, heads, r, ROWS: gl.constexpr, HEADS_APART: gl.constexpr):
-    """The item this program is dealt in round r.
+def _divide(x, y):
+    """x // y of numbers >= 0: without signs a division is half as long."""
+    return (x.to(gl.uint32) // y.to(gl.uint32)).to(gl.int32)
 
-    Returns q start, q length, q row, k start, k length, output start, sequence, head. Past the end
-    of the list it is the empty item: no rows and no keys.
 
-    HEADS_APART: all tiles of a (sequence, head) side by side, which keeps long keys in L2; else the
-    heads of a tile, which spares a division that waits for a load.
+@gluon.jit
+def _load_stage(desc, start, length, row, column, step, full, empty, ring):
+    """Load a tile of keys or values into the stage of a step, once its last user has let go."""
+    NK: gl.constexpr = ring.shape[0]
+    BN: gl.constexpr = ring.shape[3]
+    D: gl.constexpr = ring.shape[4]
+    slot = step % NK
+    mbarrier.wait(empty.index(slot), ((step // NK) & 1) ^ 1)
+    mbarrier.expect(full.index(slot), BN * D * 2)
+    _load_rows(desc, start, length, row, column, full.index(slot), ring.index(slot))
+
+
+@gluon.jit
+def _rounds(call, used, RESIDENT: gl.constexpr):
+    """Items dealt to every program, the empty ones past the end of the list included."""
+    DEALT: gl.constexpr = RESIDENT if RESIDENT else 1
+    return gl.cdiv(gl.cdiv(used * call.heads, DEALT), gl.num_programs(0)) * DEALT
+
+
+@gluon.jit
+def _fetch(call, used, r, RESIDENT: gl.constexpr):
+    """Start loading the item this program is dealt in round r; `_decode` makes it an item.
+
+    Nothing here waits for a load. Past the end of the list it is the empty item: no rows, no keys.
     """
-    entry = zigzag_index(r, gl.program_id(0), gl.num_programs(0))
-    tile = gl.minimum(entry // heads, used)
-    fields = work + tile.to(gl.int64) * _FIELDS
-    q_start = gl.load(fields)
-    q_length = gl.load(fields + 1)
-    q_row = gl.load(fields + 2)
-    k_start = gl.load(fields + 3)
-    k_length = gl.load(fields + 4)
-    out_start = gl.load(fields + 5)
-    sequence = gl.load(fields + 6)
-    if HEADS_APART:
-        tiles = gl.maximum(gl.cdiv(q_length, ROWS), 1)
-        inside = entry - (tile - q_row // ROWS) * heads
-        head = gl.minimum(inside // tiles, heads - 1)
-        q_row = (inside - head * tiles) * ROWS
+    if RESIDENT:
+        hand = zigzag_index(r // RESIDENT, gl.program_id(0), gl.num_programs(0))
+        entry = hand * RESIDENT + r % RESIDENT
     else:
-        head = entry % heads
-    return q_start, q_length, q_row, k_start, k_length, out_start, sequence, head
+        entry = zigzag_index(r, gl.program_id(0), gl.num_programs(0))
+    tile = gl.minimum(_divide(entry, call.heads), used)
+    fields = call.work + tile.to(gl.int64) * _FIELDS
+    return _Item(
+        gl.load(fields),
+        gl.load(fields + 1),
+        gl.load(fields + 2),
+        gl.load(fields + 3),
+        gl.load(fields + 4),
+        gl.load(fields + 5),
+        gl.load(fields + 6),
+        gl.minimum(entry - tile * call.heads, call.heads - 1),
+    )
+
+
+@gluon.jit
+def _decode(item, call, ROWS: gl.constexpr, HEADS_APART: gl.constexpr):
+    """A fetched item with its own query row and head.
+
+    As fetched, the heads of a tile are side by side. HEADS_APART: all tiles of a (sequence, head)
+    are, so that programs at work at a time share its keys in L2.
+    """
+    if HEADS_APART:
+        tiles = gl.maximum(gl.cdiv(item.q_length, ROWS), 1)
+        place = (item.q_row // ROWS) * call.heads + item.head
+        head = _divide(place, tiles)
+        item = _Item(
+            item.q_start, item.q_length, (place - head * tiles) * ROWS, item.k_start,
+            item.k_length, item.out_start, item.sequence, head,
+        )  # fmt: skip
+    return item
+
+
+@gluon.jit
+def _stays(item, n, r, ROWS: gl.constexpr, NK: gl.constexpr, RESIDENT: gl.constexpr):
+    """Whether round r + 1 finds its keys in the ring: the same (sequence, head), in n <= NK tiles.
+
+    The item itself tells: its neighbour in the list comes next, but at the end of a hand.
+
+    Why the barriers hold. Let positions p .. p + n - 1 of the rings belong to a run of items. The
+    producer fills them for the first item; a consumer arrives at `empty` of each once, with the
+    last item. So phases advance by one a position as without runs, and `full` of position x cannot
+    complete again before both consumers have let go of x, which each does behind all its waits for
+    x: a waiter is never two phases behind, and to wait for x once more passes at once. No
+    deadlock: every load waits for a stage whose last reader needs only loads issued before it. With
+    runs that takes the values of an item to be loaded before anything of the next: the keys of the
+    next run wait for the end of this one, which needs its last values. Across items a hand's last
+    entry never stays, so the empty item behind the last round loads its keys, which are waited for.
+    """
+    fits = (n <= NK) & (item.q_row + ROWS < item.q_length)
+    return fits & ((r + 1) % RESIDENT != 0)
+
+
+@gluon.jit
+def _release(bar, stays, RESIDENT: gl.constexpr):
+    """Hand a stage back to the producer, unless the next item finds its keys there."""
+    if RESIDENT:
+        mbarrier.arrive(bar, count=1, pred=stays == 0)
+    else:
+        mbarrier.arrive(bar, count=1)
 
 
 @gluon.jit
 def _key_tiles(
-    q_row, q_length, k_length, call,
+    item, call,
     ROWS: gl.constexpr, BN: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
 ):  # fmt: skip
@@ -131,14 +206,16 @@ def _key_tiles(
     Row p sees key c iff p + shift - left <= c <= p + shift + right.
     """
     begin = 0
-    end = gl.cdiv(k_length, BN)
+    end = gl.cdiv(item.k_length, BN)
     shift = 0
     if ALIGN_END:
-        shift = k_length - q_length
+        shift = item.k_length - item.q_length
     if HAS_LEFT:
-        begin = gl.minimum(gl.maximum(q_row + shift - call.left, 0), k_length) // BN
+        begin = gl.minimum(gl.maximum(item.q_row + shift - call.left, 0), item.k_length) // BN
     if HAS_RIGHT:
-        stop = gl.minimum(gl.minimum(q_row + ROWS, q_length) + shift + call.right, k_length)
+        stop = gl.minimum(
+            gl.minimum(item.q_row + ROWS, item.q_length) + shift + call.right, item.k_length
+        )
         end = gl.cdiv(gl.maximum(stop, 0), BN)
     return begin, gl.maximum(end - begin, 1), shift
 
@@ -164,137 +241,29 @@ def _start_values(p, v_s, v_slot, o):
 
 
 @gluon.jit
-def _tanh(x):
-    return gl.inline_asm_elementwise(
-        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def _weigh(s, scale, ACTIVATION: gl.constexpr):
-    """act(scale s). The fast forms are those of `activations`, the scale folded into constants."""
-    if ACTIVATION == FAST_SILU:
-        half = s * (0.5 * scale)
-        p = half * _tanh(half) + half
-    elif (ACTIVATION == FAST_GELU) | (ACTIVATION == FAST_GELU_BF16):
-        SLOPE: gl.constexpr = _SQRT_2_OVER_PI if ACTIVATION == FAST_GELU else _SQRT_2_OVER_PI_BF16
-        linear = SLOPE * scale
-        cubic = linear * (_CUBIC * scale * scale)
-        half = s * (0.5 * scale)
-        p = half * _tanh(s * (s * s * cubic + linear)) + half
-    else:
-        p = activate(s * scale, ACTIVATION)
-    return p
-
-
-@gluon.jit
-def _hide(
-    x, FILL: gl.constexpr, q_row, column, k_length, shift, call,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-):  # fmt: skip
-    """x with FILL for the keys, from `column` on, that the rows from q_row on do not see."""
-    SL: gl.constexpr = x.type.layout
-    columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, SL))[None, :]
-    rows = (q_row + shift - column) + gl.arange(0, x.shape[0], gl.SliceLayout(1, SL))
-    if HAS_RIGHT:
-        seen = columns < gl.minimum(rows + (call.right + 1), k_length - column)[:, None]
-    else:
-        seen = columns < k_length - column
-    if HAS_LEFT:
-        seen = seen & (columns >= (rows - call.left)[:, None])
-    return gl.where(seen, x, FILL)
-
-
-@gluon.jit
-def _first_weights(
-    s, q_row, column, k_length, shift, call, ACTIVATION: gl.constexpr,
-    SCALE_FIRST: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-):  # fmt: skip
-    """Weights, running maximum (in units of log 2) and running sum of an item's first key tile."""
-    if ACTIVATION == SOFTMAX:
-        factor = call.scale
-        if SCALE_FIRST:
-            s = s * call.scale
-            factor = 1.0
-        s = _hide(s, float("-inf"), q_row, column, k_length, shift, call, HAS_LEFT, HAS_RIGHT)
-        m = gl.max(s, 1) * factor
-        # A row that has seen no key keeps -inf, which must not be subtracted from itself.
-        base = gl.where(m == float("-inf"), 0.0, m)
-        p = gl.exp2(s * factor - base[:, None])
-        l = gl.sum(p, 1)
-    else:
-        p = _weigh(s, call.scale, ACTIVATION)
-        if HAS_LEFT or HAS_RIGHT:
-            p = _hide(p, 0.0, q_row, column, k_length, shift, call, HAS_LEFT, HAS_RIGHT)
-        m = gl.full([s.shape[0]], 0.0, gl.float32, gl.SliceLayout(1, s.type.layout))
-        l = m
-    return p, m, l
-
-
-@gluon.jit
-def _next_weights(
-    s, m, l, q_row, column, k_length, shift, call, ACTIVATION: gl.constexpr,
-    SCALE_FIRST: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-):  # fmt: skip
-    """Weights, running maximum and sum after a further key tile, and the factor for old sums."""
-    WINDOW: gl.constexpr = HAS_LEFT or HAS_RIGHT
-    fade = m
-    partial = column < 0
-    if HAS_RIGHT:
-        partial = column + s.shape[1] > q_row + shift + call.right + 1
-    if HAS_LEFT:
-        partial = partial | (column < q_row + shift + (s.shape[0] - 1) - call.left)
-    if ACTIVATION == SOFTMAX:
-        factor = call.scale
-        if SCALE_FIRST:
-            s = s * call.scale
-            factor = 1.0
-        if WINDOW:
-            if partial:
-                s = _hide(
-                    s, float("-inf"), q_row, column, k_length, shift, call,
-                    HAS_LEFT, HAS_RIGHT,
-                )  # fmt: skip
-        m_new = gl.maximum(m, gl.max(s, 1) * factor)
-        base = m_new
-        if WINDOW:
-            base = gl.where(m_new == float("-inf"), 0.0, m_new)
-        fade = gl.exp2(m - base)
-        p = gl.exp2(s * factor - base[:, None])
-        l = l * fade + gl.sum(p, 1)
-        m = m_new
-    else:
-        p = _weigh(s, call.scale, ACTIVATION)
-        if WINDOW:
-            if partial:
-                p = _hide(p, 0.0, q_row, column, k_length, shift, call, HAS_LEFT, HAS_RIGHT)
-    return p, m, l, fade
-
-
-@gluon.jit
 def _finish(
-    o, m, l, W: gl.constexpr, descs, stages, call, q_length, q_row, out_start, sequence, head,
+    o, m, l, W: gl.constexpr, descs, stages, call, item,
     ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """Normalise and store a tile of the output, and of lse `[heads, out_rows]` (units of log 2)."""
     HM: gl.constexpr = stages.o.shape[3]
     D: gl.constexpr = stages.o.shape[4]
     RO: gl.constexpr = gl.SliceLayout(1, o.type.layout)
-    row = q_row + W * HM
+    row = item.q_row + W * HM
     if ACTIVATION == SOFTMAX:
         o = o * gl.convert_layout(gl.where(l == 0.0, 0.0, 1.0 / l), RO)[:, None]
         # A row that sees nothing has -inf; one past the last offset is padding, and 0.
-        nothing = gl.where(sequence < call.batch, float("-inf"), 0.0)
+        nothing = gl.where(item.sequence < call.batch, float("-inf"), 0.0)
         value = gl.where(l == 0.0, nothing, m + gl.log2(l))
         offsets = gl.arange(0, HM, l.type.layout)
-        target = call.lse + (head.to(gl.int64) * call.out_rows + out_start + row)
-        gl.store(target + offsets, value, mask=offsets < q_length - row)
+        target = call.lse + (item.head.to(gl.int64) * call.out_rows + item.out_start + row)
+        gl.store(target + offsets, value, mask=offsets < item.q_length - row)
     else:
         o = o * call.out_scale
     tma.store_wait(0)  # the staging buffer's previous store has been read
     stages.o.index(W).reshape([HM, D]).store(o.to(stages.o.dtype))
     fence_async_shared()
-    place = [FAR, out_start + q_length, FAR - q_length + row, head * D]
+    place = [FAR, item.out_start + item.q_length, FAR - item.q_length + row, item.head * D]
     tma_store(descs.o, place, stages.o.index(W))
 
 
@@ -306,6 +275,7 @@ def _producer(
     descs, stages, bars, call, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr, PING_PONG: gl.constexpr,
+    RESIDENT: gl.constexpr,
 ):  # fmt: skip
     """Issue every load in the order of its use: Q, K0, K1, V0, K2, V1, ... across items."""
     HM: gl.constexpr = stages.q.shape[3]
@@ -314,63 +284,60 @@ def _producer(
     NK: gl.constexpr = stages.k.shape[0]
     NQ: gl.constexpr = stages.q.shape[0] // GROUPS
     used = gl.load(call.count)
-    rounds = gl.cdiv(used * call.heads, gl.num_programs(0))
+    rounds = _rounds(call, used, RESIDENT)
     step = 0
+    kept = step > 0
     v_start = 0
     v_length = 0
     v_row = 0
     v_column = 0
+    ahead = _fetch(call, used, 0, RESIDENT)
     for r in range(0, rounds + 1):
-        q_start, q_length, q_row, k_start, k_length, _, _, head = _item(
-            call.work, used, call.heads, r, GROUPS * HM, HEADS_APART
-        )
-        begin, n, _ = _key_tiles(
-            q_row, q_length, k_length, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
-        )
+        item = _decode(ahead, call, GROUPS * HM, HEADS_APART)
+        ahead = _fetch(call, used, r + 1, RESIDENT)
+        begin, n, _ = _key_tiles(item, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END)
         # Rows without any key are read as zero: they may be padding, and hold anything.
-        q_length = gl.where(k_length > 0, q_length, 0)
+        q_length = gl.where(item.k_length > 0, item.q_length, 0)
         for w in gl.static_range(GROUPS):
             slot = (r % NQ) * GROUPS + w
             mbarrier.wait(bars.q_empty.index(slot), ((r // NQ) & 1) ^ 1)
             mbarrier.expect(bars.q_full.index(slot), HM * D * 2)
             _load_rows(
-                descs.q, q_start, q_length, q_row + w * HM, head * D,
+                descs.q, item.q_start, q_length, item.q_row + w * HM, item.head * D,
                 bars.q_full.index(slot), stages.q.index(slot),
             )  # fmt: skip
-        column = (head // call.group) * D
-        for i in range(0, n):
+        column = _divide(item.head, call.group) * D
+        loads = n
+        if RESIDENT:
+            loads = gl.where(kept, 0, n)
+            kept = _stays(item, n, r, GROUPS * HM, NK, RESIDENT)
+        for i in range(0, loads):
             row = (begin + n - 1 - i) * BN
-            slot = step % NK
-            mbarrier.wait(bars.k_empty.index(slot), ((step // NK) & 1) ^ 1)
-            mbarrier.expect(bars.k_full.index(slot), BN * D * 2)
-            _load_rows(
-                descs.k,
-                k_start,
-                k_length,
-                row,
-                column,
-                bars.k_full.index(slot),
-                stages.k.index(slot),
-            )
-            if step > 0:  # values lag one step behind keys
-                before = step - 1
-                slot = before % NK
-                mbarrier.wait(bars.v_empty.index(slot), ((before // NK) & 1) ^ 1)
-                mbarrier.expect(bars.v_full.index(slot), BN * D * 2)
-                _load_rows(
-                    descs.v,
-                    v_start,
-                    v_length,
-                    v_row,
-                    v_column,
-                    bars.v_full.index(slot),
-                    stages.v.index(slot),
-                )
-            v_start = k_start
-            v_length = k_length
+            _load_stage(
+                descs.k, item.k_start, item.k_length, row, column, step,
+                bars.k_full, bars.k_empty, stages.k,
+            )  # fmt: skip
+            lagging = step > 0
+            if RESIDENT:
+                lagging = i > 0
+            if lagging:  # values lag one step behind keys
+                _load_stage(
+                    descs.v, v_start, v_length, v_row, v_column, step - 1,
+                    bars.v_full, bars.v_empty, stages.v,
+                )  # fmt: skip
+            v_start = item.k_start
+            v_length = item.k_length
             v_row = row
             v_column = column
             step += 1
+        if RESIDENT:
+            # The next keys wait for the end of a run that needs these values (`_stays`). Those of
+            # the empty item behind the last round nobody asks for.
+            if (loads > 0) & (r < rounds):
+                _load_stage(
+                    descs.v, v_start, v_length, v_row, v_column, step - 1,
+                    bars.v_full, bars.v_empty, stages.v,
+                )  # fmt: skip
 
 
 @gluon.jit
@@ -378,6 +345,7 @@ def _consumer(
     W: gl.constexpr, descs, stages, bars, call, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr, PING_PONG: gl.constexpr,
+    RESIDENT: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: rows [64 W, 64 (W + 1)) of every query tile dealt to this program."""
     HM: gl.constexpr = stages.q.shape[3]
@@ -389,34 +357,31 @@ def _consumer(
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, D, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
     used = gl.load(call.count)
-    rounds = gl.cdiv(used * call.heads, gl.num_programs(0))
-    _, q_length, q_row, _, k_length, out_start, sequence, head = _item(
-        call.work, used, call.heads, 0, GROUPS * HM, HEADS_APART
-    )
-    begin, n, shift = _key_tiles(
-        q_row, q_length, k_length, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
-    )
+    rounds = _rounds(call, used, RESIDENT)
+    item = _decode(_fetch(call, used, 0, RESIDENT), call, GROUPS * HM, HEADS_APART)
+    begin, n, shift = _key_tiles(item, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END)
+    stays = n < 0
+    if RESIDENT:
+        stays = _stays(item, n, 0, GROUPS * HM, NK, RESIDENT)
     if PING_PONG:
         if W == GROUPS - 1:
             turn_give(0)
     mbarrier.wait(bars.q_full.index(W), 0)
     mbarrier.wait(bars.k_full.index(0), 0)
     s = warpgroup_mma_wait(0, deps=(_start_scores(stages.q, stages.k, W, 0, SL),))
-    mbarrier.arrive(bars.k_empty.index(0), count=1)
-    weights, m, l = _first_weights(
-        s, q_row + W * HM, (begin + n - 1) * BN, k_length, shift, call,
+    _release(bars.k_empty.index(0), stays, RESIDENT)
+    weights, m, l = first_weights(
+        s, item.q_row + W * HM, (begin + n - 1) * BN, item.k_length, shift, call,
         ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
     )  # fmt: skip
     p = gl.convert_layout(weights.to(stages.k.dtype), PL)
     o = gl.zeros([HM, D], gl.float32, OL)
     first = 0  # key tiles of all earlier items: the ring position of this item's first one
     for r in range(0, rounds):
-        _, q_length2, q_row2, _, k_length2, out_start2, sequence2, head2 = _item(
-            call.work, used, call.heads, r + 1, GROUPS * HM, HEADS_APART
-        )
+        ahead = _fetch(call, used, r + 1, RESIDENT)  # not looked at before the seam
         q_slot = (r % NQ) * GROUPS + W
         # A warpgroup without rows keeps the rings turning, but multiplies nothing more.
-        busy = gl.where(q_row + W * HM < q_length, n, 1)
+        busy = gl.where(item.q_row + W * HM < item.q_length, n, 1)
         for i in range(1, busy):
             ks = first + i
             vs = ks - 1
@@ -429,13 +394,13 @@ def _consumer(
             if PING_PONG:
                 turn_give((W + 1) % GROUPS)
             s = warpgroup_mma_wait(1, deps=(s_flying,))
-            mbarrier.arrive(bars.k_empty.index(ks % NK), count=1)
-            weights, m, l, fade = _next_weights(
-                s, m, l, q_row + W * HM, (begin + n - 1 - i) * BN, k_length, shift, call,
+            _release(bars.k_empty.index(ks % NK), stays, RESIDENT)
+            weights, m, l, fade = next_weights(
+                s, m, l, item.q_row + W * HM, (begin + n - 1 - i) * BN, item.k_length, shift, call,
                 ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
             o, p = warpgroup_mma_wait(0, deps=(o_flying, p))
-            mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
+            _release(bars.v_empty.index(vs % NK), stays, RESIDENT)
             if ACTIVATION == SOFTMAX:
                 o = o * gl.convert_layout(fade, gl.SliceLayout(1, OL))[:, None]
             p = gl.convert_layout(weights.to(stages.k.dtype), PL)
@@ -446,19 +411,19 @@ def _consumer(
             if PING_PONG:
                 turn_wait(W)
                 turn_give((W + 1) % GROUPS)
-            mbarrier.arrive(bars.k_empty.index(ks % NK), count=1)
+            _release(bars.k_empty.index(ks % NK), stays, RESIDENT)
             mbarrier.wait(bars.v_full.index(vs % NK), (vs // NK) & 1)
-            mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
+            _release(bars.v_empty.index(vs % NK), stays, RESIDENT)
 
         # Seam: the last values of this item and the first scores of the next go out together.
         # Adding n is also what keeps it alive: Triton 3.6 and 3.7 replace a carried value whose
         # only use is an inner loop's bound by its initial value.
-        first += n
-        vs = first - 1
+        vs = first + n - 1
+        if RESIDENT:
+            first += gl.where(stays, 0, n)
+        else:
+            first += n
         q_slot2 = ((r + 1) % NQ) * GROUPS + W
-        begin2, n2, shift2 = _key_tiles(
-            q_row2, q_length2, k_length2, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
-        )
         mbarrier.wait(bars.q_full.index(q_slot2), ((r + 1) // NQ) & 1)
         mbarrier.wait(bars.k_full.index(first % NK), (first // NK) & 1)
         if PING_PONG:
@@ -468,24 +433,28 @@ def _consumer(
         o_flying = _start_values(p, stages.v, vs % NK, o)
         if PING_PONG:
             turn_give((W + 1) % GROUPS)
+        # Divisions by numbers just loaded, behind the products.
+        item2 = _decode(ahead, call, GROUPS * HM, HEADS_APART)
+        begin2, n2, shift2 = _key_tiles(
+            item2, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
+        )
+        stays2 = stays
+        if RESIDENT:
+            stays2 = _stays(item2, n2, r + 1, GROUPS * HM, NK, RESIDENT)
         s = warpgroup_mma_wait(1, deps=(s_flying,))
-        mbarrier.arrive(bars.k_empty.index(first % NK), count=1)
+        _release(bars.k_empty.index(first % NK), stays2, RESIDENT)
         mbarrier.arrive(bars.q_empty.index(q_slot), count=1)
-        weights, m2, l2 = _first_weights(
-            s, q_row2 + W * HM, (begin2 + n2 - 1) * BN, k_length2, shift2, call,
+        weights, m2, l2 = first_weights(
+            s, item2.q_row + W * HM, (begin2 + n2 - 1) * BN, item2.k_length, shift2, call,
             ACTIVATION, SCALE_FIRST, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         o, p = warpgroup_mma_wait(0, deps=(o_flying, p))
-        mbarrier.arrive(bars.v_empty.index(vs % NK), count=1)
-        _finish(
-            o, m, l, W, descs, stages, call, q_length, q_row, out_start, sequence, head, ACTIVATION
-        )
+        _release(bars.v_empty.index(vs % NK), stays, RESIDENT)
+        _finish(o, m, l, W, descs, stages, call, item, ACTIVATION)
         p = gl.convert_layout(weights.to(stages.k.dtype), PL)
         o = gl.zeros([HM, D], gl.float32, OL)
         m, l = m2, l2
-        begin, n, shift, k_length = begin2, n2, shift2, k_length2
-        q_length, q_row, out_start = q_length2, q_row2, out_start2
-        sequence, head = sequence2, head2
+        begin, n, shift, item, stays = begin2, n2, shift2, item2, stays2
     tma.store_wait(0)
     if PING_PONG:
         if W == 0:
@@ -501,14 +470,17 @@ def attention_forward_kernel(
     GROUPS: gl.constexpr, KEY_STAGES: gl.constexpr, QUERY_STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     ALIGN_END: gl.constexpr, SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr,
-    PING_PONG: gl.constexpr,
+    PING_PONG: gl.constexpr, RESIDENT: gl.constexpr,
 ):  # fmt: skip
     """Forward over a work list (`work.build_work_list`) of tiles of 64 * GROUPS query rows.
 
     q_desc, k_desc, v_desc, o_desc: `jagged_descriptor` of 64 query rows and BN keys. lse: float32
     `[heads, out_rows]`, units of log 2; unused without softmax. scale: factor of Q K^T before exp2
     or the activation; out_scale: of the output, without softmax. SCALE_FIRST: scale may be <= 0.
+    RESIDENT: entries of the list dealt together, a power of 2, with their keys kept between them
+    (HEADS_APART, no window); 0: one entry at a time.
     """
+    gl.static_assert(RESIDENT == 0 or (HEADS_APART and not (HAS_LEFT or HAS_RIGHT)))
     DTYPE: gl.constexpr = k_desc.dtype
     HM: gl.constexpr = q_desc.block_shape[2]
     BN: gl.constexpr = k_desc.block_shape[2]
@@ -543,9 +515,9 @@ def attention_forward_kernel(
     # redistributed. Constants are written out: in a tuple variable they would stop being such.
     gl.warp_specialize([
         (_consumer, (0, descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
-                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG)),
+                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG, RESIDENT)),
         (_consumer, (1, descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
-                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG)),
+                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG, RESIDENT)),
         (_producer, (descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
-                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG)),
+                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG, RESIDENT)),
     ], [4, 1], [240, 24])  # fmt: skip
