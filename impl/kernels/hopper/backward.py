@@ -206,12 +206,30 @@ def weights_of(
         seen = visible_pairs(keys, queries, shift, left, right, HAS_LEFT, HAS_RIGHT)
         weights = gl.where(seen, weights, 0.0)
         slope = gl.where(seen, slope, 0.0)
-    weights = weights.to(DTYPE)
+    weights = packed(weights, DTYPE)
     if ACTIVATION == SOFTMAX:
         slope = weights
     else:
-        slope = slope.to(DTYPE)
+        slope = packed(slope, DTYPE)
     return weights, slope
+
+
+@gluon.jit
+def packed(x, DTYPE: gl.constexpr):
+    """x in 16 bits, two elements an instruction.
+
+    Left to itself the compiler converts what is used packed and alone one by one, on the unit that
+    also forms exp2: 32 more operations of a quarter of the rate a step.
+    """
+    if DTYPE == gl.bfloat16:
+        y = gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
+        )  # fmt: skip
+    else:
+        y = gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=2
+        )  # fmt: skip
+    return y
 
 
 @gluon.jit
