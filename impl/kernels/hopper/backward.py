@@ -115,7 +115,7 @@ def producer(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Issue every load, in the order in which the consumers use it.
 
@@ -189,11 +189,11 @@ def products(a, b, COLUMNS: gl.constexpr):
 @gluon.jit
 def weights_of(
     s, row_s, place, score_scale, keys, queries, shift, left, right, DTYPE: gl.constexpr,
-    ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
-    """A and, but for softmax, A' of 64 keys and 64 queries, from S^T.
+    """A (16 bits) and A' (A itself for softmax; float32 if WIDE) of 64 keys and 64 queries.
 
-    In 16 bits: registers are what this kernel lacks while it waits for dA.
+    WIDE: 16 registers more a thread, 64 instructions fewer a step.
     """
     if ACTIVATION == SOFTMAX:
         lse = row_s.index(place).load(gl.SliceLayout(0, s.type.layout))
@@ -205,12 +205,16 @@ def weights_of(
     if HAS_LEFT or HAS_RIGHT:
         seen = visible_pairs(keys, queries, shift, left, right, HAS_LEFT, HAS_RIGHT)
         weights = gl.where(seen, weights, 0.0)
-        slope = gl.where(seen, slope, 0.0)
+        if ACTIVATION == SOFTMAX:
+            slope = weights
+        else:
+            slope = gl.where(seen, slope, 0.0)
     weights = packed(weights, DTYPE)
-    if ACTIVATION == SOFTMAX:
-        slope = weights
-    else:
-        slope = packed(slope, DTYPE)
+    if not WIDE:
+        if ACTIVATION == SOFTMAX:
+            slope = weights
+        else:
+            slope = packed(slope, DTYPE)
     return weights, slope
 
 
@@ -246,12 +250,12 @@ def visible_pairs(
 
 
 @gluon.jit
-def d_scores_of(da, slope, row_s, place, ACTIVATION: gl.constexpr):
+def d_scores_of(da, slope, row_s, place, DTYPE: gl.constexpr, ACTIVATION: gl.constexpr):
     """dS^T in 16 bits."""
     if ACTIVATION == SOFTMAX:
         delta = row_s.index(place).load(gl.SliceLayout(0, da.type.layout))
         da = da - delta[None, :]
-    return (slope.to(gl.float32) * da).to(slope.dtype)
+    return (slope.to(gl.float32) * da).to(DTYPE)
 
 
 @gluon.jit
@@ -288,7 +292,7 @@ def consumer(
     W: gl.constexpr, descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: keys [64 W, 64 W + 64) of every item, and its share of dQ."""
     q_desc, _d_out, _k, _v, dk_desc, dv_desc, dq_desc = descs
@@ -347,7 +351,7 @@ def consumer(
             s = warpgroup_mma_wait(1, deps=(s_flying,))
             weights, slope = weights_of(
                 s, row_s, 2 * slot * HALVES, score_scale, keys, queries, shift, left, right,
-                DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+                DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE,
             )  # fmt: skip
             a = gl.convert_layout(weights, OPERAND)
             if HALVES == 2:
@@ -355,7 +359,7 @@ def consumer(
                 s_flying = products(k_own, q_half.permute((1, 0)), 64)
             dv_flying = warpgroup_mma(a, d_half, dv, is_async=True)
             da = warpgroup_mma_wait(HALVES, deps=(da_flying,))
-            ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES, ACTIVATION)
+            ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES, DTYPE, ACTIVATION)
             # The other warpgroup has read what lies in this half of the ring: its step is over.
             mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
             ds_s.index(slot * HALVES).slice(W * 64, 64, dim=0).store(ds)
@@ -367,13 +371,13 @@ def consumer(
                 s = warpgroup_mma_wait(3, deps=(s_flying,))
                 weights, slope = weights_of(
                     s, row_s, 2 * slot * HALVES + 1, score_scale, keys, queries + 64, shift,
-                    left, right, DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+                    left, right, DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE,
                 )  # fmt: skip
                 a2 = gl.convert_layout(weights, OPERAND)
                 dv_flying = warpgroup_mma(a2, d_half, dv_flying, is_async=True)
                 da, a = warpgroup_mma_wait(2, deps=(da_flying, a))
                 a = a2
-                ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES + 1, ACTIVATION)
+                ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES + 1, DTYPE, ACTIVATION)
                 ds_s.index(slot * HALVES + 1).slice(W * 64, 64, dim=0).store(ds)
             fence_async_shared()
             if V_STAGES == 1:
@@ -423,11 +427,11 @@ def consumer_0(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     consumer(
         0, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
     )  # fmt: skip
 
 
@@ -436,11 +440,11 @@ def consumer_1(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     consumer(
         1, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
     )  # fmt: skip
 
 
@@ -459,7 +463,7 @@ def backward_kernel(
     kv_heads, group, total_q, statistics_rows, left, right, score_scale, grad_scale, value_scale,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """dK, dV `[rows, kv_heads, D]`, and dQ added to float32 `[out_rows, heads, D]` unscaled.
 
@@ -498,15 +502,15 @@ def backward_kernel(
         [
             (consumer_0, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
             )),
             (consumer_1, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
             )),
             (producer, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
             )),
         ],
         [4, 1],

@@ -16,6 +16,8 @@ from jagbench.impl.kernels.hopper.work import build_work_list
 KEYS = 128
 # 3 x 128 threads: 64512 registers, dealt anew as 240, 240 and 24 a thread.
 _REGISTERS = 168
+#: Whether A' waits for dA in float32: right and fast either way, see `backward.weights_of`.
+WIDE_SLOPE = True
 _FAR, _ANY_ROWS = 1 << 30, 0x7FFF0000
 _CAST_BLOCK = 4096
 
@@ -98,7 +100,7 @@ def _launch(
         0 if call.statistics is None else statistics.shape[2], call.mask.left, call.mask.right,
         call.score_scale, call.grad_scale, call.value_scale,
         HALVES=halves, V_STAGES=halves, D=dim, ACTIVATION=call.activation, **call.mask.constants,
-        SHARED_Q=g.shared_q, GROUPED=g.group > 1, num_warps=4, maxnreg=_REGISTERS,
+        SHARED_Q=g.shared_q, GROUPED=g.group > 1, WIDE=WIDE_SLOPE, num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
 
 
