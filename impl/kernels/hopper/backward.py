@@ -122,7 +122,7 @@ def producer(
     Nobody says that K is free: the last use of an item's K is in the first step of the next item,
     and that step is over when its queries are free. So it is with V if it has two buffers.
     """
-    q_desc, d_out_desc, k_desc, v_desc, _dk, _dv, _dq = descs
+    q_desc, d_out_desc, k_desc, v_desc, _dk, _dv, _shares, _dq = descs
     q_s, d_out_s, k_s, v_s, _ds_s, _dq_s, row_s = memory
     k_full, v_full, v_empty, q_full, q_empty = bars
     statistics, items, count, kv_heads, group, total_q, padded, left, right = inputs
@@ -270,12 +270,32 @@ def start_dq(ds_s, slot, k, W: gl.constexpr, HALVES: gl.constexpr, D: gl.constex
 
 
 @gluon.jit
-def add_dq(dq_desc, dq_s, dq, end, row, column, W: gl.constexpr):
-    """Hand a warpgroup's share of dQ to the TMA unit, which adds it to the float32 buffer."""
+def put_dq(
+    shares_desc, dq_desc, dq_s, dq, alone, grad_scale, end, row, column, W: gl.constexpr,
+    SHARED_Q: gl.constexpr,
+):  # fmt: skip
+    """Hand a warpgroup's share of dQ to the TMA unit, which adds it to the float32 buffer.
+
+    Where no other item has keys for these rows (`alone`) it is dQ, and stored as such.
+    """
+    stage = dq_s.index(W)
     tma.store_wait(0)  # the staging buffer has been read
-    dq_s.index(W).reshape([dq.shape[0], dq.shape[1]]).store(dq)
+    if SHARED_Q:
+        _add_dq(shares_desc, stage, dq, end, row, column)
+    elif alone:
+        narrow = stage._reinterpret(dq_desc.dtype, [1, 1, 64, dq.shape[1]], dq_desc.layout)
+        narrow.reshape([64, dq.shape[1]]).store((dq * grad_scale).to(dq_desc.dtype))
+        fence_async_shared()
+        tma_store(dq_desc, [FAR, end, row, column], narrow)
+    else:
+        _add_dq(shares_desc, stage, dq, end, row, column)
+
+
+@gluon.jit
+def _add_dq(shares_desc, stage, dq, end, row, column):
+    stage.reshape([dq.shape[0], dq.shape[1]]).store(dq)
     fence_async_shared()
-    tma_reduce_add(dq_desc, [FAR, end, row, column], dq_s.index(W))
+    tma_reduce_add(shares_desc, [FAR, end, row, column], stage)
 
 
 @gluon.jit
@@ -295,7 +315,7 @@ def consumer(
     SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: keys [64 W, 64 W + 64) of every item, and its share of dQ."""
-    q_desc, _d_out, _k, _v, dk_desc, dv_desc, dq_desc = descs
+    q_desc, _d_out, _k, _v, dk_desc, dv_desc, shares_desc, dq_desc = descs
     q_s, d_out_s, k_s, v_s, ds_s, dq_s, row_s = memory
     k_full, v_full, v_empty, q_full, q_empty = bars
     _statistics, items, count, kv_heads, group, total_q, _padded, left, right = inputs
@@ -314,6 +334,7 @@ def consumer(
     dq_end = 0
     dq_row = 1 << 30
     dq_column = 0
+    dq_alone = False
     for turn in range(0, rounds_of(count, kv_heads)):
         (
             k_start, k_length, k_row, _q_start, q_length, d_start, _rows, kv_head, shift,
@@ -393,9 +414,13 @@ def consumer(
                 b2 = b
                 dk_flying = warpgroup_mma(b, q_half, dk, is_async=True)
             dq, dv, a, b = warpgroup_mma_wait(1, deps=(dq_flying, dv_flying, a, b))
-            add_dq(dq_desc, dq_s, dq, dq_end, dq_row, dq_column, W)
+            put_dq(
+                shares_desc, dq_desc, dq_s, dq, dq_alone, grad_scale, dq_end, dq_row, dq_column, W,
+                SHARED_Q,
+            )  # fmt: skip
             dk, b2 = warpgroup_mma_wait(0, deps=(dk_flying, b2))
             mbarrier.arrive(q_empty.index(slot), count=1)
+            dq_alone = k_length <= KEYS
             dq_end = d_start + q_length
             dq_row = FAR - q_length + row
             dq_column = head * D
@@ -418,7 +443,10 @@ def consumer(
     mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
     k_dq = k_s.index((taken & 1) ^ 1).reshape([KEYS, D])
     dq = warpgroup_mma_wait(0, deps=(start_dq(ds_s, before & 1, k_dq, W, HALVES, D),))
-    add_dq(dq_desc, dq_s, dq, dq_end, dq_row, dq_column, W)
+    put_dq(
+        shares_desc, dq_desc, dq_s, dq, dq_alone, grad_scale, dq_end, dq_row, dq_column, W,
+        SHARED_Q,
+    )  # fmt: skip
     tma.store_wait(0)
 
 
@@ -459,13 +487,15 @@ def barrier_ring(SIZE: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["kv_heads", "group", "total_q", "left", "right"])
 def backward_kernel(
-    q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, dq_desc, statistics, items, count,
-    kv_heads, group, total_q, statistics_rows, left, right, score_scale, grad_scale, value_scale,
-    HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
+    q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, shares_desc, dq_desc, statistics, items,
+    count, kv_heads, group, total_q, statistics_rows, left, right, score_scale, grad_scale,
+    value_scale, HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
-    """dK, dV `[rows, kv_heads, D]`, and dQ added to float32 `[out_rows, heads, D]` unscaled.
+    """dK, dV `[rows, kv_heads, D]`, and dQ `[out_rows, heads, D]` of sequences of one item.
+
+    That of others is added, unscaled, to float32 shares of the same shape. Of a shared query all is.
 
     statistics: float32 `[2, heads, statistics_rows]` (`attention_launch.row_statistics`), softmax
     only. items, count: work list of the keys.
@@ -482,7 +512,7 @@ def backward_kernel(
     k_s = gl.allocate_shared_memory(DTYPE, [2, 1, 1, KEYS, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(DTYPE, [V_STAGES, 1, 1, KEYS, D], v_desc.layout)
     ds_s = gl.allocate_shared_memory(DTYPE, [2 * HALVES, KEYS, 64], DS)
-    dq_s = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, SHARE], dq_desc.layout)
+    dq_s = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, SHARE], shares_desc.layout)
     row_s = gl.allocate_shared_memory(gl.float32, [4 * HALVES, 64], ROWS)
     k_full = barrier_ring(2, 1)
     v_full = barrier_ring(V_STAGES, 1)
@@ -490,7 +520,7 @@ def backward_kernel(
     q_full = barrier_ring(2, FILLS)
     q_empty = barrier_ring(2, 2)
     fence_async_shared()
-    descs = (q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, dq_desc)
+    descs = (q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, shares_desc, dq_desc)
     memory = (q_s, d_out_s, k_s, v_s, ds_s, dq_s, row_s)
     bars = (k_full, v_full, v_empty, q_full, q_empty)
     inputs = (

@@ -10,7 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from jagbench.impl.kernels.attention_launch import BackwardCall, multiprocessors
-from jagbench.impl.kernels.hopper.work import build_work_list
+from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
+from jagbench.impl.kernels.interpreter import round_to
+from jagbench.impl.kernels.relaunch import relaunch, traits
+from jagbench.impl.kernels.schedule import TileList, build_tile_list
+from jagbench.impl.kernels.tiles import other_rows, sequence_rows
 
 #: Keys of an item.
 KEYS = 128
@@ -19,7 +23,8 @@ _REGISTERS = 168
 #: Whether A' waits for dA in float32: right and fast either way, see `backward.weights_of`.
 WIDE_SLOPE = True
 _FAR, _ANY_ROWS = 1 << 30, 0x7FFF0000
-_CAST_BLOCK = 4096
+# Rows of dQ a program of `pass_over_queries` takes, and elements at a time.
+_ROWS, _BLOCK = 128, 2048
 
 
 def jagged_view(tensor: Tensor, rows: int, columns: int) -> Any:
@@ -64,49 +69,111 @@ def launch_backward(
     dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (k, v))
     if g.total_k == 0 or g.out_rows == 0:
         return torch.zeros_like(q), dk.zero_(), dv.zero_()
-    # A shared query has one share of dQ a sequence, summed afterwards.
-    shares = torch.zeros(g.out_rows, g.heads, g.qk_dim, dtype=torch.float32, device=q.device)
     items = build_work_list(
         k_offsets, q_offsets, g.total_k, KEYS, span=call.mask.span,
         other_rows=g.total_q if g.shared_q else None,
     )  # fmt: skip
-    _launch(q, k, v, d_out, dk, dv, shares, items.items, items.count, items.upper, call)
-    if g.shared_q:
+    if q_offsets is None:
+        # One share of dQ a sequence, summed afterwards.
+        shares = torch.zeros(g.out_rows, g.heads, g.qk_dim, dtype=torch.float32, device=q.device)
+        _launch(q, k, v, d_out, dk, dv, shares, shares, items, call)
         dq = (shares.view(g.batch, *q.shape).sum(0) * call.grad_scale).to(q.dtype)
         return dq, dk, dv
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _cast_kernel[(triton.cdiv(dq.numel(), _CAST_BLOCK),)](
-        shares, dq, call.grad_scale, dq.numel(), BLOCK=_CAST_BLOCK, num_warps=8
-    )
+    shares = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    tiles = build_tile_list(q_offsets, k_offsets, g.total_q, _ROWS)
+    pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=False)
+    _launch(q, k, v, d_out, dk, dv, shares, dq, items, call)
+    pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=True)
     return dq, dk, dv
 
 
 def _launch(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, shares: Tensor,
-    items: Tensor, count: Tensor, upper: int, call: BackwardCall,
+    dq: Tensor, items: WorkList, call: BackwardCall,
 ) -> None:  # fmt: skip
-    """One launch of the kernel; `shares` is added to."""
+    """One launch of the kernel; `shares` is added to, `dq` written where one key tile sees all."""
     from jagbench.impl.kernels.hopper.backward import backward_kernel
 
     g, dim = call.geometry, call.geometry.qk_dim
     halves = 2 if dim == 64 else 1
+    share = dim * halves // 2
     statistics = shares if call.statistics is None else call.statistics
-    backward_kernel[(min(upper * g.kv_heads, multiprocessors(q)),)](
+    backward_kernel[(min(items.upper * g.kv_heads, multiprocessors(q)),)](
         jagged_view(q, 64 * halves, dim), jagged_view(d_out, 64 * halves, dim),
         jagged_view(k, KEYS, dim), jagged_view(v, KEYS, dim),
         jagged_view(dk, KEYS // 2, dim), jagged_view(dv, KEYS // 2, dim),
-        jagged_view(shares, 64, dim * halves // 2),
-        statistics, items, count, g.kv_heads, g.group, g.total_q,
+        jagged_view(shares, 64, share), jagged_view(dq, 64, share),
+        statistics, items.items, items.count, g.kv_heads, g.group, g.total_q,
         0 if call.statistics is None else statistics.shape[2], call.mask.left, call.mask.right,
         call.score_scale, call.grad_scale, call.value_scale,
         HALVES=halves, V_STAGES=halves, D=dim, ACTIVATION=call.activation, **call.mask.constants,
-        SHARED_Q=g.shared_q, GROUPED=g.group > 1, WIDE=WIDE_SLOPE, num_warps=4, maxnreg=_REGISTERS,
+        SHARED_Q=g.shared_q, GROUPED=g.group > 1, WIDE=WIDE_SLOPE, num_warps=4,
+        maxnreg=_REGISTERS,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["size"])
-def _cast_kernel(source, target, scale, size, BLOCK: tl.constexpr):
-    """`target = source * scale`, rounded to the target's type."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(source + at, mask=at < size, other=0.0) * scale
-    tl.store(target + at, value.to(target.dtype.element_ty), mask=at < size)
+def pass_over_queries(
+    shares: Tensor,
+    dq: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    tiles: TileList,
+    call: BackwardCall,
+    *,
+    finish: bool,
+    keys: int = KEYS,
+) -> None:
+    """What the rows of dQ need before the kernel and, with `finish`, after it, by sequence.
+
+    More than `keys` keys: several items add to `shares`, float32 as dq, which start as zeros and
+    end in dq, scaled: 18 bytes an element and 8 for each further item (zero 4, add 8, read 4,
+    write 2), were nothing kept in the caches. Fewer: the only item writes dq, 2 bytes; under a
+    mask it may skip rows, which are zeroed first. No keys, and rows behind the last offset: zeros.
+    tiles: of 128 rows of q.
+    """
+    width = dq.shape[1] * dq.shape[2]
+    masked = call.mask.left >= 0 or call.mask.right >= 0
+    with torch.cuda.device_of(dq):
+        relaunch(
+            _queries_kernel, tiles.upper, dq.device,
+            (*traits(shares, dq, q_offsets, k_offsets), width, keys, finish, masked),
+            shares, dq, q_offsets, k_offsets, tiles.sequence, tiles.block,
+            call.geometry.batch, dq.shape[0], call.grad_scale,
+            width, keys, finish, masked, _ROWS, _BLOCK, num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["batch", "total_q"])
+def _queries_kernel(
+    shares, dq, q_offsets, k_offsets, tile_sequence, tile_block, batch, total_q, scale,
+    WIDTH: tl.constexpr, KEYS: tl.constexpr, FINISH: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`pass_over_queries`, ROWS rows of `[total_q, WIDTH]` a program."""
+    sequence = tl.load(tile_sequence + tl.program_id(0))
+    if sequence >= 0:
+        start, length = sequence_rows(q_offsets, sequence, batch, total_q)
+        _, keys = other_rows(k_offsets, sequence, batch, 0, False)
+        first = tl.load(tile_block + tl.program_id(0)) * ROWS
+        size = tl.minimum(length - first, ROWS) * WIDTH
+        target = dq + (start + first) * WIDTH
+        source = shares + (start + first) * WIDTH
+        shared = keys > KEYS
+        touched = shared
+        if FINISH:
+            touched = shared | (keys == 0)
+        elif MASKED:
+            touched = keys > 0
+        for at in range(0, tl.where(touched, size, 0), BLOCK):
+            index = at + tl.arange(0, BLOCK)
+            inside = index < size
+            if FINISH:
+                value = tl.load(source + index, mask=inside & shared, other=0.0) * scale
+                tl.store(target + index, round_to(value, dq.dtype.element_ty), mask=inside)
+            else:
+                zeros = tl.zeros([BLOCK], tl.float32)
+                tl.store(source + index, zeros, mask=inside & shared)
+                if MASKED:
+                    narrow = zeros.to(dq.dtype.element_ty)
+                    tl.store(target + index, narrow, mask=inside & (keys <= KEYS))
