@@ -47,24 +47,23 @@ def at_row(length_end, length, row, column):
 
 
 @gluon.jit
-def rounds_of(count, kv_heads):
-    """Items a program takes at most."""
-    return gl.cdiv(gl.load(count) * kv_heads, gl.num_programs(0))
+def rounds_of(count, kv_heads, workers):
+    """Items a worker takes at most."""
+    return gl.cdiv(gl.load(count) * kv_heads, workers)
 
 
 @gluon.jit
 def work_item(
-    items, count, kv_heads, turn, total_q, left, right,
-    BLOCK_Q: gl.constexpr, HAS_LEFT: gl.constexpr,
+    items, count, kv_heads, entry, total_q, left, right,
+    BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, HAS_LEFT: gl.constexpr,
     HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr,
 ):  # fmt: skip
-    """The program's item of a turn.
+    """Entry number `entry` of the list of (item, key head).
 
     Returns key start, key length, first key, query start, query length, start of the queries' rows
     in d_out, start of their statistics (in units of 64), key head, shift of positions, first query
     row, query tiles to walk. Past the end of the list: an item without rows.
     """
-    entry = zigzag_index(turn, gl.program_id(0), gl.num_programs(0))
     # Behind the last item stands an empty one.
     item = items + gl.minimum(entry // kv_heads, gl.load(count)) * FIELDS
     k_start = gl.load(item)
@@ -81,7 +80,7 @@ def work_item(
         shift = k_length - q_length
     # Seen from the keys the window is mirrored: left and right change places, shift its sign.
     first, _, _, last = visible_span(
-        k_row, gl.minimum(k_length - k_row, KEYS), q_length, -shift, right, left,
+        k_row, gl.minimum(k_length - k_row, BLOCK_K), q_length, -shift, right, left,
         HAS_RIGHT, HAS_LEFT, BLOCK_Q,
     )  # fmt: skip
     tiles = gl.maximum((last - first + BLOCK_Q - 1) // BLOCK_Q, 0)
@@ -130,13 +129,13 @@ def producer(
     step = 0
     loaded = 0
     freeing = -1  # the step whose end frees the older buffer of K
-    for turn in range(0, rounds_of(count, kv_heads)):
+    for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0))):
         (
             k_start, k_length, k_row, q_start, q_length, d_start, rows_start, kv_head, _shift,
             first, tiles,
         ) = work_item(
-            items, count, kv_heads, turn, total_q, left, right,
-            BLOCK_Q, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+            items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
+            total_q, left, right, BLOCK_Q, KEYS, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
         )  # fmt: skip
         if tiles > 0:
             v_slot = loaded % V_STAGES
@@ -335,13 +334,13 @@ def consumer(
     dq_row = 1 << 30
     dq_column = 0
     dq_alone = False
-    for turn in range(0, rounds_of(count, kv_heads)):
+    for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0))):
         (
             k_start, k_length, k_row, _q_start, q_length, d_start, _rows, kv_head, shift,
             first, tiles,
         ) = work_item(
-            items, count, kv_heads, turn, total_q, left, right,
-            BLOCK_Q, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+            items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
+            total_q, left, right, BLOCK_Q, KEYS, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
         )  # fmt: skip
         steps = tiles
         if GROUPED:
@@ -489,13 +488,13 @@ def barrier_ring(SIZE: gl.constexpr, ARRIVALS: gl.constexpr):
 def backward_kernel(
     q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, shares_desc, dq_desc, statistics, items,
     count, kv_heads, group, total_q, statistics_rows, left, right, score_scale, grad_scale,
-    value_scale, HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
+    value_scale, HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr,
+    ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """dK, dV `[rows, kv_heads, D]`, and dQ `[out_rows, heads, D]` of sequences of one item.
 
-    That of others is added, unscaled, to float32 shares of the same shape. Of a shared query all is.
+    That of others is added, unscaled, to float32 shares of the same shape; of a shared query, all.
 
     statistics: float32 `[2, heads, statistics_rows]` (`attention_launch.row_statistics`), softmax
     only. items, count: work list of the keys.

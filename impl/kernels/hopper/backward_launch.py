@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import BackwardCall, multiprocessors
 from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
 from jagbench.impl.kernels.interpreter import round_to
@@ -18,6 +19,8 @@ from jagbench.impl.kernels.tiles import other_rows, sequence_rows
 
 #: Keys of an item.
 KEYS = 128
+#: Keys of an item where sequences have no more on average (`backward_short`).
+SHORT_KEYS = 64
 # 3 x 128 threads: 64512 registers, dealt anew as 240, 240 and 24 a thread.
 _REGISTERS = 168
 #: Whether A' waits for dA in float32: right and fast either way, see `backward.weights_of`.
@@ -69,23 +72,38 @@ def launch_backward(
     dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (k, v))
     if g.total_k == 0 or g.out_rows == 0:
         return torch.zeros_like(q), dk.zero_(), dv.zero_()
+    short = keys_are_short(g)
+    keys = SHORT_KEYS if short else KEYS
     items = build_work_list(
-        k_offsets, q_offsets, g.total_k, KEYS, span=call.mask.span,
+        k_offsets, q_offsets, g.total_k, keys, span=call.mask.span,
         other_rows=g.total_q if g.shared_q else None,
     )  # fmt: skip
+    launch = _launch_short if short else _launch
     if q_offsets is None:
         # One share of dQ a sequence, summed afterwards.
         shares = torch.zeros(g.out_rows, g.heads, g.qk_dim, dtype=torch.float32, device=q.device)
-        _launch(q, k, v, d_out, dk, dv, shares, shares, items, call)
+        launch(q, k, v, d_out, dk, dv, shares, shares, items, call)
         dq = (shares.view(g.batch, *q.shape).sum(0) * call.grad_scale).to(q.dtype)
         return dq, dk, dv
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shares = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     tiles = build_tile_list(q_offsets, k_offsets, g.total_q, _ROWS)
-    pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=False)
-    _launch(q, k, v, d_out, dk, dv, shares, dq, items, call)
-    pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=True)
+    pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=False, keys=keys)
+    launch(q, k, v, d_out, dk, dv, shares, dq, items, call)
+    pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=True, keys=keys)
     return dq, dk, dv
+
+
+def keys_are_short(g: Geometry) -> bool:
+    """Whether items of 64 keys are worth it: told by the mean; a wrong guess costs time only."""
+    return not g.shared_q and g.mean_k <= SHORT_KEYS
+
+
+def _statistics(call: BackwardCall, stand_in: Tensor) -> tuple[Tensor, int]:
+    """Row statistics and their rows, or another pointer where there are none."""
+    if call.statistics is None:
+        return stand_in, 0
+    return call.statistics, call.statistics.shape[2]
 
 
 def _launch(
@@ -98,18 +116,37 @@ def _launch(
     g, dim = call.geometry, call.geometry.qk_dim
     halves = 2 if dim == 64 else 1
     share = dim * halves // 2
-    statistics = shares if call.statistics is None else call.statistics
+    statistics, statistics_rows = _statistics(call, shares)
     backward_kernel[(min(items.upper * g.kv_heads, multiprocessors(q)),)](
         jagged_view(q, 64 * halves, dim), jagged_view(d_out, 64 * halves, dim),
         jagged_view(k, KEYS, dim), jagged_view(v, KEYS, dim),
         jagged_view(dk, KEYS // 2, dim), jagged_view(dv, KEYS // 2, dim),
         jagged_view(shares, 64, share), jagged_view(dq, 64, share),
         statistics, items.items, items.count, g.kv_heads, g.group, g.total_q,
-        0 if call.statistics is None else statistics.shape[2], call.mask.left, call.mask.right,
+        statistics_rows, call.mask.left, call.mask.right,
         call.score_scale, call.grad_scale, call.value_scale,
         HALVES=halves, V_STAGES=halves, D=dim, ACTIVATION=call.activation, **call.mask.constants,
         SHARED_Q=g.shared_q, GROUPED=g.group > 1, WIDE=WIDE_SLOPE, num_warps=4,
         maxnreg=_REGISTERS,
+    )  # fmt: skip
+
+
+def _launch_short(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, shares: Tensor,
+    dq: Tensor, items: WorkList, call: BackwardCall,
+) -> None:  # fmt: skip
+    """As `_launch`, for items of 64 keys; two workers a program."""
+    from jagbench.impl.kernels.hopper.backward_short import backward_short_kernel
+
+    g, dim = call.geometry, call.geometry.qk_dim
+    statistics, statistics_rows = _statistics(call, shares)
+    rows = (jagged_view(t, SHORT_KEYS, dim) for t in (q, d_out, k, v, dk, dv))
+    backward_short_kernel[(min(items.upper * g.kv_heads, multiprocessors(q)),)](
+        *rows, jagged_view(shares, SHORT_KEYS, 64), jagged_view(dq, SHORT_KEYS, dim),
+        statistics, items.items, items.count, g.kv_heads, g.group, statistics_rows,
+        call.mask.left, call.mask.right, call.score_scale, call.grad_scale, call.value_scale,
+        D=dim, ACTIVATION=call.activation, **call.mask.constants, GROUPED=g.group > 1,
+        num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
 
 
