@@ -62,7 +62,8 @@ def work_item(
 
     Returns key start, key length, first key, query start, query length, start of the queries' rows
     in d_out, start of their statistics (in units of 64), key head, shift of positions, first query
-    row, query tiles to walk. Past the end of the list: an item without rows.
+    row, query tiles to walk, and first and last of the rows that see every key of the item and are
+    seen by it. Past the end of the list: an item without rows.
     """
     # Behind the last item stands an empty one.
     item = items + gl.minimum(entry // kv_heads, gl.load(count)) * FIELDS
@@ -79,14 +80,14 @@ def work_item(
     if ALIGN_END:
         shift = k_length - q_length
     # Seen from the keys the window is mirrored: left and right change places, shift its sign.
-    first, _, _, last = visible_span(
+    first, whole, until, last = visible_span(
         k_row, gl.minimum(k_length - k_row, BLOCK_K), q_length, -shift, right, left,
         HAS_RIGHT, HAS_LEFT, BLOCK_Q,
     )  # fmt: skip
     tiles = gl.maximum((last - first + BLOCK_Q - 1) // BLOCK_Q, 0)
     return (
         k_start, k_length, k_row, q_start, q_length, d_start, rows_start, entry % kv_heads, shift,
-        first, tiles,
+        first, tiles, whole, until,
     )  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def producer(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Issue every load, in the order in which the consumers use it.
 
@@ -132,7 +133,7 @@ def producer(
     for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0))):
         (
             k_start, k_length, k_row, q_start, q_length, d_start, rows_start, kv_head, _shift,
-            first, tiles,
+            first, tiles, _whole, _until,
         ) = work_item(
             items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
             total_q, left, right, BLOCK_Q, KEYS, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
@@ -187,12 +188,13 @@ def products(a, b, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def weights_of(
-    s, row_s, place, score_scale, keys, queries, shift, left, right, DTYPE: gl.constexpr,
+    s, row_s, place, score_scale, keys, queries, edge, shift, left, right, DTYPE: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """A (16 bits) and A' (A itself for softmax; float32 if WIDE) of 64 keys and 64 queries.
 
-    WIDE: 16 registers more a thread, 64 instructions fewer a step.
+    edge: whether the window cuts through them. WIDE: 16 registers more a thread, 64 instructions
+    fewer a step.
     """
     if ACTIVATION == SOFTMAX:
         lse = row_s.index(place).load(gl.SliceLayout(0, s.type.layout))
@@ -202,12 +204,12 @@ def weights_of(
     else:
         weights, slope = activate_and_derivative(s * score_scale, ACTIVATION)
     if HAS_LEFT or HAS_RIGHT:
-        seen = visible_pairs(keys, queries, shift, left, right, HAS_LEFT, HAS_RIGHT)
-        weights = gl.where(seen, weights, 0.0)
-        if ACTIVATION == SOFTMAX:
-            slope = weights
-        else:
+        if edge:
+            seen = visible_pairs(keys, queries, shift, left, right, HAS_LEFT, HAS_RIGHT)
+            weights = gl.where(seen, weights, 0.0)
             slope = gl.where(seen, slope, 0.0)
+    if ACTIVATION == SOFTMAX:
+        slope = weights
     weights = packed(weights, DTYPE)
     if not WIDE:
         if ACTIVATION == SOFTMAX:
@@ -307,23 +309,113 @@ def store_share(desc, stage, tile, place):
 
 
 @gluon.jit
+def walk_step(
+    W: gl.constexpr, memory, bars, dk, dv, s, k_own, v_own, k_dq, step, ahead, v_phase, last, keys,
+    queries, edge, shift, left, right, score_scale,
+    HALVES: gl.constexpr, V_STAGES: gl.constexpr, v_slot, D: gl.constexpr, DTYPE: gl.constexpr,
+    ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, WIDE: gl.constexpr,
+    EARLY: gl.constexpr,
+):  # fmt: skip
+    """One tile of queries; returns dK (still in flight, with its operand), dV, S and a share of dQ.
+
+    k_dq: K of the step before, whose dQ is formed. With EARLY s is S of this step's first half, and
+    S of step `ahead` is started behind dK; else s is not looked at.
+    """
+    q_s, d_out_s, _k, _v, ds_s, _dq, row_s = memory
+    _k_full, v_full, v_empty, q_full, q_empty = bars
+    BLOCK_Q: gl.constexpr = 64 * HALVES
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
+    slot = step & 1
+    before = step - 1
+    q_tile = q_s.index(slot).reshape([BLOCK_Q, D])
+    d_tile = d_out_s.index(slot).reshape([BLOCK_Q, D])
+    q_half = q_tile.slice(0, 64, dim=0)
+    d_half = d_tile.slice(0, 64, dim=0)
+    if not EARLY:
+        mbarrier.wait(q_full.index(slot), (step >> 1) & 1)
+        s_flying = products(k_own, q_half.permute((1, 0)), 64)
+    mbarrier.wait(v_full.index(v_slot), v_phase)
+    da_flying = products(v_own, d_half.permute((1, 0)), 64)
+    if not EARLY:
+        s = warpgroup_mma_wait(1, deps=(s_flying,))
+    weights, slope = weights_of(
+        s, row_s, 2 * slot * HALVES, score_scale, keys, queries, edge, shift, left, right,
+        DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE,
+    )  # fmt: skip
+    a = gl.convert_layout(weights, OPERAND)
+    if HALVES == 2:
+        q_half = q_tile.slice(64, 64, dim=0)
+        s_flying = products(k_own, q_half.permute((1, 0)), 64)
+    dv_flying = warpgroup_mma(a, d_half, dv, is_async=True)
+    da = warpgroup_mma_wait(HALVES, deps=(da_flying,))
+    ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES, DTYPE, ACTIVATION)
+    # The other warpgroup has read what lies in this half of the ring: its step is over.
+    mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
+    ds_s.index(slot * HALVES).slice(W * 64, 64, dim=0).store(ds)
+    b = gl.convert_layout(ds, OPERAND)
+    if HALVES == 2:
+        d_half = d_tile.slice(64, 64, dim=0)
+        da_flying = products(v_own, d_half.permute((1, 0)), 64)
+        dk_flying = warpgroup_mma(b, q_tile.slice(0, 64, dim=0), dk, is_async=True)
+        s = warpgroup_mma_wait(3, deps=(s_flying,))
+        weights, slope = weights_of(
+            s, row_s, 2 * slot * HALVES + 1, score_scale, keys, queries + 64, edge, shift,
+            left, right, DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE,
+        )  # fmt: skip
+        a2 = gl.convert_layout(weights, OPERAND)
+        dv_flying = warpgroup_mma(a2, d_half, dv_flying, is_async=True)
+        da, a = warpgroup_mma_wait(2, deps=(da_flying, a))
+        a = a2
+        ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES + 1, DTYPE, ACTIVATION)
+        ds_s.index(slot * HALVES + 1).slice(W * 64, 64, dim=0).store(ds)
+    fence_async_shared()
+    if V_STAGES == 1:
+        if last:
+            mbarrier.arrive(v_empty.index(0), count=1)
+    if EARLY:
+        if HALVES == 1:
+            # Frees the operand's registers for S: with it they do not last, and ptxas serialises.
+            dv_flying, a = warpgroup_mma_wait(0, deps=(dv_flying, a))
+    dq_flying = start_dq(ds_s, before & 1, k_dq, W, HALVES, D)
+    if HALVES == 2:
+        b2 = gl.convert_layout(ds, OPERAND)
+        dk_flying = warpgroup_mma(b2, q_half, dk_flying, is_async=True)
+    else:
+        b2 = b
+        dk_flying = warpgroup_mma(b, q_half, dk, is_async=True)
+    if EARLY:
+        mbarrier.wait(q_full.index(ahead & 1), (ahead >> 1) & 1)
+        q_ahead = q_s.index(ahead & 1).reshape([BLOCK_Q, D]).slice(0, 64, dim=0)
+        s_ahead = products(k_own, q_ahead.permute((1, 0)), 64)
+        if HALVES == 2:
+            dq, dv, a, b = warpgroup_mma_wait(2, deps=(dq_flying, dv_flying, a, b))
+        else:
+            dv = dv_flying
+            dq = warpgroup_mma_wait(2, deps=(dq_flying,))
+    else:
+        s_ahead = s
+        dq, dv, a, b = warpgroup_mma_wait(1, deps=(dq_flying, dv_flying, a, b))
+    return dk_flying, b2, dv, s_ahead, dq
+
+
+@gluon.jit
 def consumer(
     W: gl.constexpr, descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: keys [64 W, 64 W + 64) of every item, and its share of dQ."""
     q_desc, _d_out, _k, _v, dk_desc, dv_desc, shares_desc, dq_desc = descs
-    q_s, d_out_s, k_s, v_s, ds_s, dq_s, row_s = memory
-    k_full, v_full, v_empty, q_full, q_empty = bars
+    q_s, _d_out_s, k_s, v_s, ds_s, dq_s, _row_s = memory
+    k_full, _v_full, _v_empty, q_full, q_empty = bars
     _statistics, items, count, kv_heads, group, total_q, _padded, left, right = inputs
     score_scale, grad_scale, value_scale = scales
     DTYPE: gl.constexpr = q_desc.dtype
     BLOCK_Q: gl.constexpr = 64 * HALVES
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     stage = dq_s.index(W)._reinterpret(DTYPE, [1, 1, 64, D], dk_desc.layout)
     key_lanes = W * 64 + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
     query_lanes = gl.arange(0, 64, gl.SliceLayout(0, SCORES))
@@ -337,7 +429,7 @@ def consumer(
     for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0))):
         (
             k_start, k_length, k_row, _q_start, q_length, d_start, _rows, kv_head, shift,
-            first, tiles,
+            first, tiles, whole, until,
         ) = work_item(
             items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
             total_q, left, right, BLOCK_Q, KEYS, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
@@ -347,78 +439,38 @@ def consumer(
             steps = tiles * group
         row = first
         head = kv_head * group
-        keys = k_row + key_lanes
         v_slot = taken % V_STAGES
-        k_tile = k_s.index(taken & 1).reshape([KEYS, D])
-        k_own = k_tile.slice(W * 64, 64, dim=0)
+        k_own = k_s.index(taken & 1).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
         v_own = v_s.index(v_slot).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
         dk = gl.zeros([64, D], gl.float32, SUMS)
         dv = gl.zeros([64, D], gl.float32, SUMS)
+        s = gl.zeros([64, 64], gl.float32, SCORES)
         if steps > 0:
             mbarrier.wait(k_full.index(taken & 1), (taken >> 1) & 1)
+            if EARLY:
+                mbarrier.wait(q_full.index(step & 1), (step >> 1) & 1)
+                q_half = q_s.index(step & 1).reshape([BLOCK_Q, D]).slice(0, 64, dim=0)
+                s = warpgroup_mma_wait(0, deps=(products(k_own, q_half.permute((1, 0)), 64),))
         for i in range(0, steps):
-            slot = step & 1
-            before = step - 1
-            queries = row + query_lanes
-            mbarrier.wait(q_full.index(slot), (step >> 1) & 1)
-            q_tile = q_s.index(slot).reshape([BLOCK_Q, D])
-            d_tile = d_out_s.index(slot).reshape([BLOCK_Q, D])
-            q_half = q_tile.slice(0, 64, dim=0)
-            d_half = d_tile.slice(0, 64, dim=0)
-            s_flying = products(k_own, q_half.permute((1, 0)), 64)
-            mbarrier.wait(v_full.index(v_slot), (taken // V_STAGES) & 1)
-            da_flying = products(v_own, d_half.permute((1, 0)), 64)
-            s = warpgroup_mma_wait(1, deps=(s_flying,))
-            weights, slope = weights_of(
-                s, row_s, 2 * slot * HALVES, score_scale, keys, queries, shift, left, right,
-                DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE,
+            last = i == steps - 1
+            k_dq = k_s.index((taken & 1) ^ gl.where(i == 0, 1, 0)).reshape([KEYS, D])
+            dk_flying, b, dv, s_flying, dq = walk_step(
+                W, memory, bars, dk, dv, s, k_own, v_own, k_dq, step,
+                # Behind the last step there is none ahead: its own S once more, for nobody.
+                step + gl.where(last, 0, 1), (taken // V_STAGES) & 1, last,
+                k_row + key_lanes, row + query_lanes, (row < whole) | (row + BLOCK_Q > until),
+                shift, left, right, score_scale, HALVES, V_STAGES, v_slot, D, DTYPE,
+                ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE, EARLY,
             )  # fmt: skip
-            a = gl.convert_layout(weights, OPERAND)
-            if HALVES == 2:
-                q_half = q_tile.slice(64, 64, dim=0)
-                s_flying = products(k_own, q_half.permute((1, 0)), 64)
-            dv_flying = warpgroup_mma(a, d_half, dv, is_async=True)
-            da = warpgroup_mma_wait(HALVES, deps=(da_flying,))
-            ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES, DTYPE, ACTIVATION)
-            # The other warpgroup has read what lies in this half of the ring: its step is over.
-            mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
-            ds_s.index(slot * HALVES).slice(W * 64, 64, dim=0).store(ds)
-            b = gl.convert_layout(ds, OPERAND)
-            if HALVES == 2:
-                d_half = d_tile.slice(64, 64, dim=0)
-                da_flying = products(v_own, d_half.permute((1, 0)), 64)
-                dk_flying = warpgroup_mma(b, q_tile.slice(0, 64, dim=0), dk, is_async=True)
-                s = warpgroup_mma_wait(3, deps=(s_flying,))
-                weights, slope = weights_of(
-                    s, row_s, 2 * slot * HALVES + 1, score_scale, keys, queries + 64, shift,
-                    left, right, DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE,
-                )  # fmt: skip
-                a2 = gl.convert_layout(weights, OPERAND)
-                dv_flying = warpgroup_mma(a2, d_half, dv_flying, is_async=True)
-                da, a = warpgroup_mma_wait(2, deps=(da_flying, a))
-                a = a2
-                ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES + 1, DTYPE, ACTIVATION)
-                ds_s.index(slot * HALVES + 1).slice(W * 64, 64, dim=0).store(ds)
-            fence_async_shared()
-            if V_STAGES == 1:
-                if i == steps - 1:
-                    mbarrier.arrive(v_empty.index(0), count=1)
-            k_slot = (taken & 1) ^ gl.where(i == 0, 1, 0)
-            k_dq = k_s.index(k_slot).reshape([KEYS, D])
-            dq_flying = start_dq(ds_s, before & 1, k_dq, W, HALVES, D)
-            if HALVES == 2:
-                b2 = gl.convert_layout(ds, OPERAND)
-                dk_flying = warpgroup_mma(b2, q_half, dk_flying, is_async=True)
-            else:
-                b2 = b
-                dk_flying = warpgroup_mma(b, q_half, dk, is_async=True)
-            dq, dv, a, b = warpgroup_mma_wait(1, deps=(dq_flying, dv_flying, a, b))
             put_dq(
                 shares_desc, dq_desc, dq_s, dq, dq_alone, grad_scale, dq_end, dq_row, dq_column, W,
                 SHARED_Q,
             )  # fmt: skip
-            dk, b2 = warpgroup_mma_wait(0, deps=(dk_flying, b2))
-            mbarrier.arrive(q_empty.index(slot), count=1)
+            if EARLY:
+                dk, s, b = warpgroup_mma_wait(0, deps=(dk_flying, s_flying, b))
+            else:
+                dk, b = warpgroup_mma_wait(0, deps=(dk_flying, b))
+            mbarrier.arrive(q_empty.index(step & 1), count=1)
             dq_alone = k_length <= KEYS
             dq_end = d_start + q_length
             dq_row = FAR - q_length + row
@@ -454,11 +506,11 @@ def consumer_0(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     consumer(
         0, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
     )  # fmt: skip
 
 
@@ -467,11 +519,11 @@ def consumer_1(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     consumer(
         1, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
     )  # fmt: skip
 
 
@@ -491,6 +543,7 @@ def backward_kernel(
     value_scale, HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     """dK, dV `[rows, kv_heads, D]`, and dQ `[out_rows, heads, D]` of sequences of one item.
 
@@ -531,15 +584,15 @@ def backward_kernel(
         [
             (consumer_0, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
             )),
             (consumer_1, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
             )),
             (producer, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
             )),
         ],
         [4, 1],

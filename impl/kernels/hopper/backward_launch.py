@@ -25,6 +25,8 @@ SHORT_KEYS = 64
 _REGISTERS = 168
 #: Whether A' waits for dA in float32: right and fast either way, see `backward.weights_of`.
 WIDE_SLOPE = True
+#: Whether S of a step is formed at the end of the step before, see `backward.walk_step`.
+EARLY_SCORES = False
 _FAR, _ANY_ROWS = 1 << 30, 0x7FFF0000
 # Rows of dQ a program of `pass_over_queries` takes, and elements at a time.
 _ROWS, _BLOCK = 128, 2048
@@ -126,8 +128,8 @@ def _launch(
         statistics_rows, call.mask.left, call.mask.right,
         call.score_scale, call.grad_scale, call.value_scale,
         HALVES=halves, V_STAGES=halves, D=dim, ACTIVATION=call.activation, **call.mask.constants,
-        SHARED_Q=g.shared_q, GROUPED=g.group > 1, WIDE=WIDE_SLOPE, num_warps=4,
-        maxnreg=_REGISTERS,
+        SHARED_Q=g.shared_q, GROUPED=g.group > 1, WIDE=WIDE_SLOPE,
+        EARLY=EARLY_SCORES, num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
 
 

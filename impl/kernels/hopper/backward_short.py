@@ -65,7 +65,7 @@ def producer(
     for turn in range(0, rounds_of(count, kv_heads, 2 * gl.num_programs(0))):
         (
             k_start, k_length, k_row, q_start, q_length, _d_start, rows_start, kv_head, _shift,
-            first, tiles,
+            first, tiles, _whole, _until,
         ) = work_item(
             items, count, kv_heads, entry_of(turn, W), 0, left, right,
             ROWS, ROWS, HAS_LEFT, HAS_RIGHT, ALIGN_END, False,
@@ -156,7 +156,7 @@ def consumer(
     for turn in range(0, rounds_of(count, kv_heads, 2 * gl.num_programs(0))):
         (
             k_start, k_length, k_row, q_start, q_length, _d_start, _rows, kv_head, shift,
-            first, tiles,
+            first, tiles, whole, until,
         ) = work_item(
             items, count, kv_heads, entry_of(turn, W), 0, left, right,
             ROWS, ROWS, HAS_LEFT, HAS_RIGHT, ALIGN_END, False,
@@ -179,8 +179,9 @@ def consumer(
             da_flying = products(v_tile, d_tile.permute((1, 0)), 64)
             s = warpgroup_mma_wait(1, deps=(s_flying,))
             weights, slope = weights_of(
-                s, row_s, 2 * slot, score_scale, k_row + key_lanes, row + query_lanes, shift,
-                left, right, DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, True,
+                s, row_s, 2 * slot, score_scale, k_row + key_lanes, row + query_lanes,
+                (row < whole) | (row + ROWS > until), shift, left, right, DTYPE, ACTIVATION,
+                HAS_LEFT, HAS_RIGHT, True,
             )  # fmt: skip
             a = gl.convert_layout(weights, OPERAND)
             dv_flying = warpgroup_mma(a, d_tile, dv, is_async=True)
