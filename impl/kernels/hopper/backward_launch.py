@@ -23,7 +23,7 @@ KEYS = 128
 SHORT_KEYS = 64
 # 3 x 128 threads: 64512 registers, dealt anew as 240, 240 and 24 a thread.
 _REGISTERS = 168
-#: Whether A' waits for dA in float32: right and fast either way, see `backward.weights_of`.
+#: Whether A' waits for dA in float32: right and fast either way, see `backward_parts.weights_of`.
 WIDE_SLOPE = True
 #: Whether S of a step is formed at the end of the step before, see `backward.walk_step`.
 EARLY_SCORES = False

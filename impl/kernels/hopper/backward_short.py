@@ -8,7 +8,7 @@ items, its own producer warp and buffers, and finishes a step on its own:
 
 dQ of a sequence with one item is stored as it is, through the memory that held dS. Sequences with
 more keys than expected are as right, but slow: two adds to a float32 buffer a step.
-See `backward` for layouts, jagged views and masking.
+See `backward_parts` for jagged views and masking.
 """
 
 from triton.experimental import gluon
@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagbench.impl.kernels.activations import SOFTMAX
-from jagbench.impl.kernels.hopper.backward import (
+from jagbench.impl.kernels.hopper.backward_parts import (
     FAR,
     at_row,
     barrier_ring,
