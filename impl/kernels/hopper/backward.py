@@ -37,11 +37,27 @@ from jagbench.impl.kernels.hopper.backward_parts import (
     weights_of,
     work_item,
 )
-from jagbench.impl.kernels.hopper.gluon import tma_load, tma_reduce_add, tma_store
+from jagbench.impl.kernels.hopper.gluon import (
+    bulk_writes_wait,
+    tma_load,
+    tma_reduce_add,
+    tma_store,
+)
 from jagbench.impl.kernels.schedule import zigzag_index
 
 #: Keys of an item, two warpgroups of 64.
 KEYS = gl.constexpr(128)
+#: What becomes of a share of dQ, see `fate_of`.
+ADDED = gl.constexpr(0)
+ALONE = gl.constexpr(1)
+FIRST = gl.constexpr(2)
+LAST = gl.constexpr(3)
+
+
+@gluon.jit
+def parts_of(k_length, k_row, CHAIN: gl.constexpr):
+    """Tiles of keys of an item of CHAIN of them that starts at `k_row`."""
+    return gl.minimum((k_length - k_row + KEYS - 1) // KEYS, CHAIN)
 
 
 @gluon.jit
@@ -50,6 +66,7 @@ def producer(
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
     """Issue every load, in the order in which the consumers use it.
 
@@ -58,7 +75,7 @@ def producer(
     """
     q_desc, d_out_desc, k_desc, v_desc, _dk, _dv, _shares, _dq = descs
     q_s, d_out_s, k_s, v_s, _ds_s, _dq_s, row_s = memory
-    k_full, v_full, v_empty, q_full, q_empty = bars
+    k_full, v_full, v_empty, q_full, q_empty, _share_full = bars
     statistics, items, count, kv_heads, group, total_q, padded, left, right = inputs
     BLOCK_Q: gl.constexpr = 64 * HALVES
     step = 0
@@ -70,11 +87,11 @@ def producer(
             first, tiles, _whole, _until,
         ) = work_item(
             items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
-            total_q, left, right, BLOCK_Q, KEYS, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+            total_q, left, right, BLOCK_Q, KEYS * CHAIN, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
         )  # fmt: skip
-        if tiles > 0:
+        for part in range(0, gl.where(tiles > 0, parts_of(k_length, k_row, CHAIN), 0)):
             v_slot = loaded % V_STAGES
-            k_place = at_row(k_start + k_length, k_length, k_row, kv_head * D)
+            k_place = at_row(k_start + k_length, k_length, k_row + part * KEYS, kv_head * D)
             # With three steps or more behind it, loading the last of them has waited for the first;
             # its barrier has gone on since, and a phase two behind looks like one not completed.
             if step - freeing <= 2:
@@ -125,48 +142,83 @@ def start_dq(ds_s, slot, k, W: gl.constexpr, HALVES: gl.constexpr, D: gl.constex
 
 @gluon.jit
 def put_dq(
-    shares_desc, dq_desc, dq_s, dq, alone, grad_scale, end, row, column, W: gl.constexpr,
-    SHARED_Q: gl.constexpr,
+    shares_desc, dq_desc, stage, share_full, dq, fate, phase, grad_scale, place,
+    SHARED_Q: gl.constexpr, CHAIN: gl.constexpr,
 ):  # fmt: skip
-    """Hand a warpgroup's share of dQ to the TMA unit, which adds it to the float32 buffer.
-
-    Where no other item has keys for these rows (`alone`) it is dQ, and stored as such.
-    """
-    stage = dq_s.index(W)
-    tma.store_wait(0)  # the staging buffer has been read
+    """Hand a warpgroup's share of dQ to the TMA unit, by its fate (`fate_of`)."""
+    if CHAIN == 1:
+        tma.store_wait(0)  # the staging buffer has been read
+    elif fate != LAST:
+        tma.store_wait(0)
     if SHARED_Q:
-        _add_dq(shares_desc, stage, dq, end, row, column)
-    elif alone:
+        _put_share(shares_desc, stage, dq, place, ADDED, 1)
+    elif (fate == ALONE) | (fate == LAST):
+        if CHAIN > 1:
+            if fate == LAST:
+                mbarrier.wait(share_full, phase)
+                dq += stage.reshape([dq.shape[0], dq.shape[1]]).load(dq.type.layout)
         narrow = stage._reinterpret(dq_desc.dtype, [1, 1, 64, dq.shape[1]], dq_desc.layout)
         narrow.reshape([64, dq.shape[1]]).store((dq * grad_scale).to(dq_desc.dtype))
         fence_async_shared()
-        tma_store(dq_desc, [FAR, end, row, column], narrow)
+        tma_store(dq_desc, place, narrow)
     else:
-        _add_dq(shares_desc, stage, dq, end, row, column)
+        _put_share(shares_desc, stage, dq, place, fate, CHAIN)
 
 
 @gluon.jit
-def _add_dq(shares_desc, stage, dq, end, row, column):
+def _put_share(shares_desc, stage, dq, place, fate, CHAIN: gl.constexpr):
     stage.reshape([dq.shape[0], dq.shape[1]]).store(dq)
     fence_async_shared()
-    tma_reduce_add(shares_desc, [FAR, end, row, column], stage)
+    if CHAIN == 1:
+        tma_reduce_add(shares_desc, place, stage)
+    elif fate == FIRST:
+        tma_store(shares_desc, place, stage)
+    else:
+        tma_reduce_add(shares_desc, place, stage)
+
+
+@gluon.jit
+def fate_of(k_length, part, CHAIN: gl.constexpr):
+    """What becomes of a share of dQ: added to float32, stored as it is, or the ends of a chain.
+
+    Where one program walks all key tiles of a sequence, one after the other, the first share is
+    stored in float32, and the last one takes the sum back and makes it dQ: nothing is zeroed before
+    the kernel, nor cast behind it.
+    """
+    fate = gl.where(k_length <= KEYS, ALONE, ADDED)
+    if CHAIN > 1:
+        chained = (k_length > KEYS) & (k_length <= KEYS * CHAIN)
+        end = gl.where((part + 1) * KEYS >= k_length, LAST, ADDED)
+        fate = gl.where(chained, gl.where(part == 0, FIRST, end), fate)
+    return fate
+
+
+@gluon.jit
+def fetch_share(shares_desc, stage, share_full, fate, fresh, place):
+    """Before the first share of a key tile all of the tile before must lie in memory."""
+    if fresh:
+        bulk_writes_wait()
+    if fate == LAST:
+        tma.store_wait(0)
+        mbarrier.expect(share_full, 64 * 64 * 4)
+        tma_load(shares_desc, place, share_full, stage)
 
 
 @gluon.jit
 def walk_step(
-    W: gl.constexpr, memory, bars, dk, dv, s, k_own, v_own, k_dq, step, ahead, v_phase, last, keys,
-    queries, edge, shift, left, right, score_scale,
+    W: gl.constexpr, memory, bars, shares_desc, fate, fresh, place, dk, dv, s, k_own, v_own, k_dq,
+    step, ahead, v_phase, last, keys, queries, edge, shift, left, right, score_scale,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, v_slot, D: gl.constexpr, DTYPE: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, WIDE: gl.constexpr,
-    EARLY: gl.constexpr,
+    EARLY: gl.constexpr, CHAIN: gl.constexpr,
 ):  # fmt: skip
     """One tile of queries; returns dK (still in flight, with its operand), dV, S and a share of dQ.
 
-    k_dq: K of the step before, whose dQ is formed. With EARLY s is S of this step's first half, and
-    S of step `ahead` is started behind dK; else s is not looked at.
+    k_dq: K of the step before, whose dQ is formed, with that dQ's fate and place. With EARLY s is S
+    of this step's first half, and S of step `ahead` is started behind dK; else nobody looks at s.
     """
-    q_s, d_out_s, _k, _v, ds_s, _dq, row_s = memory
-    _k_full, v_full, v_empty, q_full, q_empty = bars
+    q_s, d_out_s, _k, _v, ds_s, dq_s, row_s = memory
+    _k_full, v_full, v_empty, q_full, q_empty, share_full = bars
     BLOCK_Q: gl.constexpr = 64 * HALVES
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
@@ -181,6 +233,8 @@ def walk_step(
         s_flying = products(k_own, q_half.permute((1, 0)), 64)
     mbarrier.wait(v_full.index(v_slot), v_phase)
     da_flying = products(v_own, d_half.permute((1, 0)), 64)
+    if CHAIN > 1:
+        fetch_share(shares_desc, dq_s.index(W), share_full.index(W), fate, fresh, place)
     if not EARLY:
         s = warpgroup_mma_wait(1, deps=(s_flying,))
     weights, slope = weights_of(
@@ -249,11 +303,12 @@ def consumer(
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: keys [64 W, 64 W + 64) of every item, and its share of dQ."""
     q_desc, _d_out, _k, _v, dk_desc, dv_desc, shares_desc, dq_desc = descs
     q_s, _d_out_s, k_s, v_s, ds_s, dq_s, _row_s = memory
-    k_full, _v_full, _v_empty, q_full, q_empty = bars
+    k_full, _v_full, _v_empty, q_full, q_empty, share_full = bars
     _statistics, items, count, kv_heads, group, total_q, _padded, left, right = inputs
     score_scale, grad_scale, value_scale = scales
     DTYPE: gl.constexpr = q_desc.dtype
@@ -265,82 +320,94 @@ def consumer(
     query_lanes = gl.arange(0, 64, gl.SliceLayout(0, SCORES))
     step = 0
     taken = 0
-    # Where the step before this one adds its dQ; at first nowhere: row FAR is out of bounds.
+    # What becomes of dQ of the step before this one; at first it goes nowhere: out of bounds.
+    fate = ADDED
+    fresh = False
     dq_end = 0
     dq_row = 1 << 30
     dq_column = 0
-    dq_alone = False
+    fetched = 0
     for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0))):
         (
             k_start, k_length, k_row, _q_start, q_length, d_start, _rows, kv_head, shift,
             first, tiles, whole, until,
         ) = work_item(
             items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
-            total_q, left, right, BLOCK_Q, KEYS, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+            total_q, left, right, BLOCK_Q, KEYS * CHAIN, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
         )  # fmt: skip
         steps = tiles
         if GROUPED:
             steps = tiles * group
-        row = first
-        head = kv_head * group
-        v_slot = taken % V_STAGES
-        k_own = k_s.index(taken & 1).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
-        v_own = v_s.index(v_slot).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
-        dk = gl.zeros([64, D], gl.float32, SUMS)
-        dv = gl.zeros([64, D], gl.float32, SUMS)
-        s = gl.zeros([64, 64], gl.float32, SCORES)
-        if steps > 0:
-            mbarrier.wait(k_full.index(taken & 1), (taken >> 1) & 1)
-            if EARLY:
-                mbarrier.wait(q_full.index(step & 1), (step >> 1) & 1)
-                q_half = q_s.index(step & 1).reshape([BLOCK_Q, D]).slice(0, 64, dim=0)
-                s = warpgroup_mma_wait(0, deps=(products(k_own, q_half.permute((1, 0)), 64),))
-        for i in range(0, steps):
-            last = i == steps - 1
-            k_dq = k_s.index((taken & 1) ^ gl.where(i == 0, 1, 0)).reshape([KEYS, D])
-            dk_flying, b, dv, s_flying, dq = walk_step(
-                W, memory, bars, dk, dv, s, k_own, v_own, k_dq, step,
-                # Behind the last step there is none ahead: its own S once more, for nobody.
-                step + gl.where(last, 0, 1), (taken // V_STAGES) & 1, last,
-                k_row + key_lanes, row + query_lanes, (row < whole) | (row + BLOCK_Q > until),
-                shift, left, right, score_scale, HALVES, V_STAGES, v_slot, D, DTYPE,
-                ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE, EARLY,
-            )  # fmt: skip
-            put_dq(
-                shares_desc, dq_desc, dq_s, dq, dq_alone, grad_scale, dq_end, dq_row, dq_column, W,
-                SHARED_Q,
-            )  # fmt: skip
-            if EARLY:
-                dk, s, b = warpgroup_mma_wait(0, deps=(dk_flying, s_flying, b))
-            else:
-                dk, b = warpgroup_mma_wait(0, deps=(dk_flying, b))
-            mbarrier.arrive(q_empty.index(step & 1), count=1)
-            dq_alone = k_length <= KEYS
-            dq_end = d_start + q_length
-            dq_row = FAR - q_length + row
-            dq_column = head * D
-            if HALVES == 2:
-                dq_row += W * 64
-            else:
-                dq_column += W * (D // 2)
-            step += 1
-            row += BLOCK_Q
-            if GROUPED:
-                wrap = row >= first + tiles * BLOCK_Q
-                row = gl.where(wrap, first, row)
-                head += gl.where(wrap, 1, 0)
-        taken += gl.where(steps > 0, 1, 0)
-        place = at_row(k_start + k_length, k_length, k_row + W * 64, kv_head * D)
-        store_share(dv_desc, stage, (dv * value_scale).to(DTYPE), place)
-        store_share(dk_desc, stage, (dk * grad_scale).to(DTYPE), place)
+        for part in range(0, parts_of(k_length, k_row, CHAIN)):
+            row = first
+            head = kv_head * group
+            v_slot = taken % V_STAGES
+            k_own = k_s.index(taken & 1).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
+            v_own = v_s.index(v_slot).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
+            dk = gl.zeros([64, D], gl.float32, SUMS)
+            dv = gl.zeros([64, D], gl.float32, SUMS)
+            s = gl.zeros([64, 64], gl.float32, SCORES)
+            if steps > 0:
+                mbarrier.wait(k_full.index(taken & 1), (taken >> 1) & 1)
+                if EARLY:
+                    mbarrier.wait(q_full.index(step & 1), (step >> 1) & 1)
+                    q_half = q_s.index(step & 1).reshape([BLOCK_Q, D]).slice(0, 64, dim=0)
+                    s = warpgroup_mma_wait(0, deps=(products(k_own, q_half.permute((1, 0)), 64),))
+            for i in range(0, steps):
+                last = i == steps - 1
+                k_dq = k_s.index((taken & 1) ^ gl.where(i == 0, 1, 0)).reshape([KEYS, D])
+                dk_flying, b, dv, s_flying, dq = walk_step(
+                    W, memory, bars, shares_desc, fate, fresh, [FAR, dq_end, dq_row, dq_column],
+                    dk, dv, s, k_own, v_own, k_dq, step,
+                    # Behind the last step there is none ahead: its own S once more, for nobody.
+                    step + gl.where(last, 0, 1), (taken // V_STAGES) & 1, last,
+                    k_row + part * KEYS + key_lanes, row + query_lanes,
+                    (row < whole) | (row + BLOCK_Q > until), shift, left, right,
+                    score_scale, HALVES, V_STAGES, v_slot, D, DTYPE, ACTIVATION,
+                    HAS_LEFT, HAS_RIGHT, WIDE, EARLY, CHAIN,
+                )  # fmt: skip
+                put_dq(
+                    shares_desc, dq_desc, dq_s.index(W), share_full.index(W), dq, fate, fetched & 1,
+                    grad_scale, [FAR, dq_end, dq_row, dq_column], SHARED_Q, CHAIN,
+                )  # fmt: skip
+                fetched += gl.where(fate == LAST, 1, 0)
+                if EARLY:
+                    dk, s, b = warpgroup_mma_wait(0, deps=(dk_flying, s_flying, b))
+                else:
+                    dk, b = warpgroup_mma_wait(0, deps=(dk_flying, b))
+                mbarrier.arrive(q_empty.index(step & 1), count=1)
+                fate = fate_of(k_length, part, CHAIN)
+                fresh = i == 0
+                dq_end = d_start + q_length
+                dq_row = FAR - q_length + row
+                dq_column = head * D
+                if HALVES == 2:
+                    dq_row += W * 64
+                else:
+                    dq_column += W * (D // 2)
+                step += 1
+                row += BLOCK_Q
+                if GROUPED:
+                    wrap = row >= first + tiles * BLOCK_Q
+                    row = gl.where(wrap, first, row)
+                    head += gl.where(wrap, 1, 0)
+            taken += gl.where(steps > 0, 1, 0)
+            place = at_row(k_start + k_length, k_length, k_row + part * KEYS + W * 64, kv_head * D)
+            store_share(dv_desc, stage, (dv * value_scale).to(DTYPE), place)
+            store_share(dk_desc, stage, (dk * grad_scale).to(DTYPE), place)
     # dQ of the last step.
     before = step - 1
     mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
     k_dq = k_s.index((taken & 1) ^ 1).reshape([KEYS, D])
     dq = warpgroup_mma_wait(0, deps=(start_dq(ds_s, before & 1, k_dq, W, HALVES, D),))
+    if CHAIN > 1:
+        fetch_share(
+            shares_desc, dq_s.index(W), share_full.index(W), fate, fresh,
+            [FAR, dq_end, dq_row, dq_column],
+        )  # fmt: skip
     put_dq(
-        shares_desc, dq_desc, dq_s, dq, dq_alone, grad_scale, dq_end, dq_row, dq_column, W,
-        SHARED_Q,
+        shares_desc, dq_desc, dq_s.index(W), share_full.index(W), dq, fate, fetched & 1,
+        grad_scale, [FAR, dq_end, dq_row, dq_column], SHARED_Q, CHAIN,
     )  # fmt: skip
     tma.store_wait(0)
 
@@ -351,10 +418,11 @@ def consumer_0(
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
     consumer(
         0, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
     )  # fmt: skip
 
 
@@ -364,10 +432,11 @@ def consumer_1(
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
     consumer(
         1, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
     )  # fmt: skip
 
 
@@ -378,7 +447,7 @@ def backward_kernel(
     value_scale, HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
-    EARLY: gl.constexpr,
+    EARLY: gl.constexpr, CHAIN: gl.constexpr,
 ):  # fmt: skip
     """dK, dV `[rows, kv_heads, D]`, and dQ `[out_rows, heads, D]` of sequences of one item.
 
@@ -406,10 +475,11 @@ def backward_kernel(
     v_empty = barrier_ring(1, 2)
     q_full = barrier_ring(2, FILLS)
     q_empty = barrier_ring(2, 2)
+    share_full = barrier_ring(2, 1)
     fence_async_shared()
     descs = (q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, shares_desc, dq_desc)
     memory = (q_s, d_out_s, k_s, v_s, ds_s, dq_s, row_s)
-    bars = (k_full, v_full, v_empty, q_full, q_empty)
+    bars = (k_full, v_full, v_empty, q_full, q_empty, share_full)
     inputs = (
         statistics, items, count, kv_heads, group, total_q, statistics_rows, left, right,
     )  # fmt: skip
@@ -419,15 +489,15 @@ def backward_kernel(
         [
             (consumer_0, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
             )),
             (consumer_1, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
             )),
             (producer, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
             )),
         ],
         [4, 1],

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagbench.impl.kernels.arguments import Geometry
-from jagbench.impl.kernels.attention_launch import BackwardCall, multiprocessors
+from jagbench.impl.kernels.attention_launch import BackwardCall, Mask, multiprocessors
 from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
 from jagbench.impl.kernels.interpreter import round_to
 from jagbench.impl.kernels.relaunch import relaunch, traits
@@ -27,6 +27,10 @@ _REGISTERS = 168
 WIDE_SLOPE = True
 #: Whether S of a step is formed at the end of the step before, see `backward.walk_step`.
 EARLY_SCORES = False
+#: Most key tiles in a chain (`chain_of`): 1 for none.
+CHAINED = 1
+# Fewest chains that go round.
+_CHAINS = 1024
 _FAR, _ANY_ROWS = 1 << 30, 0x7FFF0000
 # Rows of dQ a program of `pass_over_queries` takes, and elements at a time.
 _ROWS, _BLOCK = 128, 2048
@@ -75,7 +79,7 @@ def launch_backward(
     if g.total_k == 0 or g.out_rows == 0:
         return torch.zeros_like(q), dk.zero_(), dv.zero_()
     short = keys_are_short(g)
-    keys = SHORT_KEYS if short else KEYS
+    keys = SHORT_KEYS if short else KEYS * chain_of(g, call.mask)
     items = build_work_list(
         k_offsets, q_offsets, g.total_k, keys, span=call.mask.span,
         other_rows=g.total_q if g.shared_q else None,
@@ -99,6 +103,17 @@ def launch_backward(
 def keys_are_short(g: Geometry) -> bool:
     """Whether items of 64 keys are worth it: told by the mean; a wrong guess costs time only."""
     return not g.shared_q and g.mean_k <= SHORT_KEYS
+
+
+def chain_of(g: Geometry, mask: Mask) -> int:
+    """Key tiles that one program walks one after the other, so that dQ needs no pass of its own.
+
+    Only where sequences are short enough for their Q, dO and dQ to stay in the L2 meanwhile, and
+    many enough to go round.
+    """
+    masked = mask.left >= 0 or mask.right >= 0
+    short = g.mean_k <= KEYS * CHAINED // 2 and g.batch * g.kv_heads >= _CHAINS
+    return CHAINED if short and not masked and not g.shared_q else 1
 
 
 def _statistics(call: BackwardCall, stand_in: Tensor) -> tuple[Tensor, int]:
@@ -129,7 +144,7 @@ def _launch(
         call.score_scale, call.grad_scale, call.value_scale,
         HALVES=halves, V_STAGES=halves, D=dim, ACTIVATION=call.activation, **call.mask.constants,
         SHARED_Q=g.shared_q, GROUPED=g.group > 1, WIDE=WIDE_SLOPE,
-        EARLY=EARLY_SCORES, num_warps=4, maxnreg=_REGISTERS,
+        EARLY=EARLY_SCORES, CHAIN=chain_of(g, call.mask), num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
 
 
