@@ -259,6 +259,69 @@ def _hopper_forward(
     )  # fmt: skip
 
 
+def _hopper_backward(dtype: str, dim: int, activation: int, tag: str, **extra: Any) -> CompileCase:
+    """Items of 128 keys. What is spilled lies outside the loop, or is one scalar or two."""
+    halves = 2 if dim == 64 else 1
+    share = dim * halves // 2
+    shared = extra.get("SHARED_Q", False)
+    queries, keys, half = (
+        f"tensordesc<{dtype}[1, 1, {rows}, {dim}]>" for rows in (64 * halves, 128, 64)
+    )
+    return _backward_case(
+        f"hopper_backward-{tag}-{dtype}-d{dim}", "backward:backward_kernel",
+        (queries, keys, half, f"tensordesc<fp32[1, 1, 64, {share}]>",
+         f"tensordesc<{'fp32' if shared else dtype}[1, 1, 64, {share}]>"),
+        {"total_q": "i32"},
+        {"HALVES": halves, "V_STAGES": halves, "D": dim, "ACTIVATION": activation,
+         "SHARED_Q": False, "WIDE": True, "EARLY": False, "CHAIN": 1, **extra},
+    )  # fmt: skip
+
+
+def _hopper_backward_short(
+    dtype: str, dim: int, activation: int, tag: str, **extra: Any
+) -> CompileCase:
+    """Items of 64 keys."""
+    rows = f"tensordesc<{dtype}[1, 1, 64, {dim}]>"
+    return _backward_case(
+        f"hopper_backward_short-{tag}-{dtype}-d{dim}", "backward_short:backward_short_kernel",
+        (rows, rows, rows, "tensordesc<fp32[1, 1, 64, 64]>", rows), {},
+        {"D": dim, "ACTIVATION": activation, **extra},
+    )  # fmt: skip
+
+
+def _backward_case(
+    name: str,
+    kernel: str,
+    descriptors: tuple[str, str, str, str, str],
+    counts: Mapping[str, str],
+    constants: Mapping[str, Any],
+) -> CompileCase:
+    """descriptors: of q and d_out, of k and v, of dk and dv, of the float32 shares, of dq."""
+    queries, keys, half, shares, dq = descriptors
+    return CompileCase(
+        name=name,
+        kernel=f"{_PACKAGE}.hopper.{kernel}",
+        signature={
+            "q_desc": queries, "d_out_desc": queries, "k_desc": keys, "v_desc": keys,
+            "dk_desc": half, "dv_desc": half, "shares_desc": shares, "dq_desc": dq,
+            "statistics": "*fp32", **_pointers("i32", "items", "count"),
+            **dict.fromkeys(("kv_heads", "group", "statistics_rows", "left", "right"), "i32"),
+            **dict.fromkeys(("score_scale", "grad_scale", "value_scale"), "fp32"), **counts,
+        },
+        constexprs={
+            "HAS_LEFT": False, "HAS_RIGHT": False, "ALIGN_END": False, "GROUPED": False,
+            **constants,
+        },
+        aligned=("statistics", "items", "count", "statistics_rows"),
+        num_warps=4,
+        dtype=queries.split("<")[1].split("[")[0],
+        architectures=(90,),
+        opcodes=("UTMALDG", "UTMASTG", "UTMAREDG", "USETMAXREG"),
+        max_registers=MAX_REGISTERS,
+        spill_limit=_PARKED,
+    )  # fmt: skip
+
+
 _CAUSAL: dict[str, Any] = {"HAS_RIGHT": True, "ALIGN_END": True}
 _SUBTRACT, _EDGES, _EVERY = 2, 1, 0
 
@@ -310,4 +373,17 @@ CASES: tuple[CompileCase, ...] = (
         _hopper_forward("bf16", 128, ACTIVATION_IDS[name], name)
         for name in ("fast_gelu", "fast_silu", "gelu", "silu", "gelu_taylor10", "relu")
     ),
+    _hopper_backward("bf16", 128, SOFTMAX.value, "softmax"),
+    _hopper_backward("bf16", 64, SOFTMAX.value, "softmax"),
+    _hopper_backward("bf16", 128, SOFTMAX.value, "early", EARLY=True),
+    _hopper_backward("bf16", 128, SOFTMAX.value, "chain", CHAIN=4),
+    _hopper_backward("bf16", 64, SOFTMAX.value, "chain", CHAIN=4),
+    _hopper_backward("fp16", 128, SOFTMAX.value, "window_grouped", **_WINDOW, GROUPED=True),
+    _hopper_backward("bf16", 128, SOFTMAX.value, "shared_q", SHARED_Q=True),
+    _hopper_backward("bf16", 128, _FAST_GELU, "fast_gelu"),
+    _hopper_backward("bf16", 64, ACTIVATION_IDS["gelu"], "gelu"),
+    _hopper_backward_short("bf16", 128, SOFTMAX.value, "softmax"),
+    _hopper_backward_short("bf16", 64, SOFTMAX.value, "softmax"),
+    _hopper_backward_short("fp16", 128, SOFTMAX.value, "window_grouped", **_WINDOW, GROUPED=True),
+    _hopper_backward_short("bf16", 128, _FAST_GELU, "fast_gelu"),
 )

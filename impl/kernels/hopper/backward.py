@@ -11,15 +11,11 @@ across items too: neither warpgroup waits for the other at once, and one multipl
 computes weights. What couples them is that dS of a step replaces that of the step before last, so
 nobody is ahead by more than the first half of a step.
 
-Jagged edges are the TMA unit's: a tensor is a 4-D view whose row bound is moved to the end of a
-sequence (`backward_launch.jagged_view`), so rows outside it are read as zeros and not written.
-Rows without keys carry lse = +inf, so their weights are 0; zero keys give finite weights (they are
-clamped to 1), which zero rows of K and V then drop.
+Jagged edges and the edges of a window: see `backward_parts`.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -28,86 +24,40 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagbench.impl.kernels.activations import SOFTMAX, activate_and_derivative
-from jagbench.impl.kernels.hopper.gluon import tma_load, tma_reduce_add, tma_store
+from jagbench.impl.kernels.activations import SOFTMAX
+from jagbench.impl.kernels.hopper.backward_parts import (
+    FAR,
+    at_row,
+    barrier_ring,
+    d_scores_of,
+    load_step,
+    products,
+    rounds_of,
+    store_share,
+    weights_of,
+    work_item,
+)
+from jagbench.impl.kernels.hopper.gluon import (
+    bulk_writes_wait,
+    tma_load,
+    tma_reduce_add,
+    tma_store,
+)
 from jagbench.impl.kernels.schedule import zigzag_index
-from jagbench.impl.kernels.tiles import visible_span
 
-#: Bound of the row axis in a jagged view, and the int32 fields of a work item (`work.WorkList`).
-FAR = gl.constexpr(1 << 30)
-FIELDS = gl.constexpr(8)
 #: Keys of an item, two warpgroups of 64.
 KEYS = gl.constexpr(128)
+#: What becomes of a share of dQ, see `fate_of`.
+ADDED = gl.constexpr(0)
+ALONE = gl.constexpr(1)
+FIRST = gl.constexpr(2)
+LAST = gl.constexpr(3)
 
 
 @gluon.jit
-def at_row(length_end, length, row, column):
-    """Coordinates of a row of a sequence that ends at row `length_end` of the tensor."""
-    return [FAR, length_end, FAR - length + row, column]
-
-
-@gluon.jit
-def rounds_of(count, kv_heads):
-    """Items a program takes at most."""
-    return gl.cdiv(gl.load(count) * kv_heads, gl.num_programs(0))
-
-
-@gluon.jit
-def work_item(
-    items, count, kv_heads, turn, total_q, left, right,
-    BLOCK_Q: gl.constexpr, HAS_LEFT: gl.constexpr,
-    HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr,
-):  # fmt: skip
-    """The program's item of a turn.
-
-    Returns key start, key length, first key, query start, query length, start of the queries' rows
-    in d_out, start of their statistics (in units of 64), key head, shift of positions, first query
-    row, query tiles to walk. Past the end of the list: an item without rows.
-    """
-    entry = zigzag_index(turn, gl.program_id(0), gl.num_programs(0))
-    # Behind the last item stands an empty one.
-    item = items + gl.minimum(entry // kv_heads, gl.load(count)) * FIELDS
-    k_start = gl.load(item)
-    k_length = gl.load(item + 1)
-    k_row = gl.load(item + 2)
-    q_start = gl.load(item + 3)
-    q_length = gl.load(item + 4)
-    rows_start = gl.load(item + 7)
-    d_start = q_start
-    if SHARED_Q:
-        d_start = gl.load(item + 6) * total_q
-    shift = 0
-    if ALIGN_END:
-        shift = k_length - q_length
-    # Seen from the keys the window is mirrored: left and right change places, shift its sign.
-    first, _, _, last = visible_span(
-        k_row, gl.minimum(k_length - k_row, KEYS), q_length, -shift, right, left,
-        HAS_RIGHT, HAS_LEFT, BLOCK_Q,
-    )  # fmt: skip
-    tiles = gl.maximum((last - first + BLOCK_Q - 1) // BLOCK_Q, 0)
-    return (
-        k_start, k_length, k_row, q_start, q_length, d_start, rows_start, entry % kv_heads, shift,
-        first, tiles,
-    )  # fmt: skip
-
-
-@gluon.jit
-def load_step(
-    q_desc, d_out_desc, q_s, d_out_s, row_s, full, slot, lse, delta, q_end, d_end, length, row,
-    column, HALVES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
-):  # fmt: skip
-    """Load what one step needs: a tile of Q and of dO and, for softmax, their rows' statistics."""
-    mbarrier.expect(full, 4 * 64 * HALVES * D)
-    tma_load(q_desc, at_row(q_end, length, row, column), full, q_s.index(slot))
-    tma_load(d_out_desc, at_row(d_end, length, row, column), full, d_out_s.index(slot))
-    if ACTIVATION == SOFTMAX:
-        lanes = gl.arange(0, 64, gl.BlockedLayout([2], [32], [1], [0]))
-        for half in gl.static_range(HALVES):
-            place = row_s.index((2 * slot) * HALVES + half)
-            async_copy.async_copy_global_to_shared(place, lse + half * 64 + lanes)
-            place = row_s.index((2 * slot + 1) * HALVES + half)
-            async_copy.async_copy_global_to_shared(place, delta + half * 64 + lanes)
-        async_copy.mbarrier_arrive(full, increment_count=False)
+def parts_of(k_length, k_row, CHAIN: gl.constexpr):
+    """Tiles of keys of an item of CHAIN of them that starts at `k_row`."""
+    return gl.minimum((k_length - k_row + KEYS - 1) // KEYS, CHAIN)
 
 
 @gluon.jit
@@ -115,32 +65,33 @@ def producer(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
     """Issue every load, in the order in which the consumers use it.
 
     Nobody says that K is free: the last use of an item's K is in the first step of the next item,
     and that step is over when its queries are free. So it is with V if it has two buffers.
     """
-    q_desc, d_out_desc, k_desc, v_desc, _dk, _dv, _dq = descs
+    q_desc, d_out_desc, k_desc, v_desc, _dk, _dv, _shares, _dq = descs
     q_s, d_out_s, k_s, v_s, _ds_s, _dq_s, row_s = memory
-    k_full, v_full, v_empty, q_full, q_empty = bars
+    k_full, v_full, v_empty, q_full, q_empty, _share_full = bars
     statistics, items, count, kv_heads, group, total_q, padded, left, right = inputs
     BLOCK_Q: gl.constexpr = 64 * HALVES
     step = 0
     loaded = 0
     freeing = -1  # the step whose end frees the older buffer of K
-    for turn in range(0, rounds_of(count, kv_heads)):
+    for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0))):
         (
             k_start, k_length, k_row, q_start, q_length, d_start, rows_start, kv_head, _shift,
-            first, tiles,
+            first, tiles, _whole, _until,
         ) = work_item(
-            items, count, kv_heads, turn, total_q, left, right,
-            BLOCK_Q, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+            items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
+            total_q, left, right, BLOCK_Q, KEYS * CHAIN, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
         )  # fmt: skip
-        if tiles > 0:
+        for part in range(0, gl.where(tiles > 0, parts_of(k_length, k_row, CHAIN), 0)):
             v_slot = loaded % V_STAGES
-            k_place = at_row(k_start + k_length, k_length, k_row, kv_head * D)
+            k_place = at_row(k_start + k_length, k_length, k_row + part * KEYS, kv_head * D)
             # With three steps or more behind it, loading the last of them has waited for the first;
             # its barrier has gone on since, and a phase two behind looks like one not completed.
             if step - freeing <= 2:
@@ -179,64 +130,6 @@ def producer(
 
 
 @gluon.jit
-def products(a, b, COLUMNS: gl.constexpr):
-    """Start a product `[64, COLUMNS]` of two tiles in shared memory."""
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    zeros = gl.zeros([64, COLUMNS], gl.float32, LAYOUT)
-    return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def weights_of(
-    s, row_s, place, score_scale, keys, queries, shift, left, right, DTYPE: gl.constexpr,
-    ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-):  # fmt: skip
-    """A and, but for softmax, A' of 64 keys and 64 queries, from S^T.
-
-    In 16 bits: registers are what this kernel lacks while it waits for dA.
-    """
-    if ACTIVATION == SOFTMAX:
-        lse = row_s.index(place).load(gl.SliceLayout(0, s.type.layout))
-        # A weight is at most 1: the clamp only meets zero keys, which must give something finite.
-        weights = gl.exp2(gl.minimum(s * score_scale - lse[None, :], 0.0))
-        slope = weights
-    else:
-        weights, slope = activate_and_derivative(s * score_scale, ACTIVATION)
-    if HAS_LEFT or HAS_RIGHT:
-        seen = visible_pairs(keys, queries, shift, left, right, HAS_LEFT, HAS_RIGHT)
-        weights = gl.where(seen, weights, 0.0)
-        slope = gl.where(seen, slope, 0.0)
-    weights = weights.to(DTYPE)
-    if ACTIVATION == SOFTMAX:
-        slope = weights
-    else:
-        slope = slope.to(DTYPE)
-    return weights, slope
-
-
-@gluon.jit
-def visible_pairs(
-    keys, queries, shift, left, right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr
-):
-    """Mask `[keys, queries]` of the pairs inside the window."""
-    seen = keys[:, None] >= 0
-    if HAS_LEFT:
-        seen = seen & (keys[:, None] >= (queries + (shift - left))[None, :])
-    if HAS_RIGHT:
-        seen = seen & (keys[:, None] <= (queries + (shift + right))[None, :])
-    return seen
-
-
-@gluon.jit
-def d_scores_of(da, slope, row_s, place, ACTIVATION: gl.constexpr):
-    """dS^T in 16 bits."""
-    if ACTIVATION == SOFTMAX:
-        delta = row_s.index(place).load(gl.SliceLayout(0, da.type.layout))
-        da = da - delta[None, :]
-    return (slope.to(gl.float32) * da).to(slope.dtype)
-
-
-@gluon.jit
 def start_dq(ds_s, slot, k, W: gl.constexpr, HALVES: gl.constexpr, D: gl.constexpr):
     """Start a warpgroup's share `[64, 128 / HALVES * D / 128]` of dQ = dS K: rows, or columns."""
     if HALVES == 2:
@@ -248,21 +141,160 @@ def start_dq(ds_s, slot, k, W: gl.constexpr, HALVES: gl.constexpr, D: gl.constex
 
 
 @gluon.jit
-def add_dq(dq_desc, dq_s, dq, end, row, column, W: gl.constexpr):
-    """Hand a warpgroup's share of dQ to the TMA unit, which adds it to the float32 buffer."""
-    tma.store_wait(0)  # the staging buffer has been read
-    dq_s.index(W).reshape([dq.shape[0], dq.shape[1]]).store(dq)
-    fence_async_shared()
-    tma_reduce_add(dq_desc, [FAR, end, row, column], dq_s.index(W))
+def put_dq(
+    shares_desc, dq_desc, stage, share_full, dq, fate, phase, grad_scale, place,
+    SHARED_Q: gl.constexpr, CHAIN: gl.constexpr,
+):  # fmt: skip
+    """Hand a warpgroup's share of dQ to the TMA unit, by its fate (`fate_of`)."""
+    if CHAIN == 1:
+        tma.store_wait(0)  # the staging buffer has been read
+    elif fate != LAST:
+        tma.store_wait(0)
+    if SHARED_Q:
+        _put_share(shares_desc, stage, dq, place, ADDED, 1)
+    elif (fate == ALONE) | (fate == LAST):
+        if CHAIN > 1:
+            if fate == LAST:
+                mbarrier.wait(share_full, phase)
+                dq += stage.reshape([dq.shape[0], dq.shape[1]]).load(dq.type.layout)
+        narrow = stage._reinterpret(dq_desc.dtype, [1, 1, 64, dq.shape[1]], dq_desc.layout)
+        narrow.reshape([64, dq.shape[1]]).store((dq * grad_scale).to(dq_desc.dtype))
+        fence_async_shared()
+        tma_store(dq_desc, place, narrow)
+    else:
+        _put_share(shares_desc, stage, dq, place, fate, CHAIN)
 
 
 @gluon.jit
-def store_share(desc, stage, tile, place):
-    """Store a warpgroup's rows of dK or dV through its staging buffer."""
-    tma.store_wait(0)
-    stage.reshape([tile.shape[0], tile.shape[1]]).store(tile)
+def _put_share(shares_desc, stage, dq, place, fate, CHAIN: gl.constexpr):
+    stage.reshape([dq.shape[0], dq.shape[1]]).store(dq)
     fence_async_shared()
-    tma_store(desc, place, stage)
+    if CHAIN == 1:
+        tma_reduce_add(shares_desc, place, stage)
+    elif fate == FIRST:
+        tma_store(shares_desc, place, stage)
+    else:
+        tma_reduce_add(shares_desc, place, stage)
+
+
+@gluon.jit
+def fate_of(k_length, part, CHAIN: gl.constexpr):
+    """What becomes of a share of dQ: added to float32, stored as it is, or the ends of a chain.
+
+    Where one program walks all key tiles of a sequence, one after the other, the first share is
+    stored in float32, and the last one takes the sum back and makes it dQ: nothing is zeroed before
+    the kernel, nor cast behind it.
+    """
+    fate = gl.where(k_length <= KEYS, ALONE, ADDED)
+    if CHAIN > 1:
+        chained = (k_length > KEYS) & (k_length <= KEYS * CHAIN)
+        end = gl.where((part + 1) * KEYS >= k_length, LAST, ADDED)
+        fate = gl.where(chained, gl.where(part == 0, FIRST, end), fate)
+    return fate
+
+
+@gluon.jit
+def fetch_share(shares_desc, stage, share_full, fate, fresh, place):
+    """Before the first share of a key tile all of the tile before must lie in memory."""
+    if fresh:
+        bulk_writes_wait()
+    if fate == LAST:
+        tma.store_wait(0)
+        mbarrier.expect(share_full, 64 * 64 * 4)
+        tma_load(shares_desc, place, share_full, stage)
+
+
+@gluon.jit
+def walk_step(
+    W: gl.constexpr, memory, bars, shares_desc, fate, fresh, place, dk, dv, s, k_own, v_own, k_dq,
+    step, ahead, v_phase, last, keys, queries, edge, shift, left, right, score_scale,
+    HALVES: gl.constexpr, V_STAGES: gl.constexpr, v_slot, D: gl.constexpr, DTYPE: gl.constexpr,
+    ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, WIDE: gl.constexpr,
+    EARLY: gl.constexpr, CHAIN: gl.constexpr,
+):  # fmt: skip
+    """One tile of queries; returns dK (still in flight, with its operand), dV, S and a share of dQ.
+
+    k_dq: K of the step before, whose dQ is formed, with that dQ's fate and place. With EARLY s is S
+    of this step's first half, and S of step `ahead` is started behind dK; else nobody looks at s.
+    """
+    q_s, d_out_s, _k, _v, ds_s, dq_s, row_s = memory
+    _k_full, v_full, v_empty, q_full, q_empty, share_full = bars
+    BLOCK_Q: gl.constexpr = 64 * HALVES
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
+    slot = step & 1
+    before = step - 1
+    q_tile = q_s.index(slot).reshape([BLOCK_Q, D])
+    d_tile = d_out_s.index(slot).reshape([BLOCK_Q, D])
+    q_half = q_tile.slice(0, 64, dim=0)
+    d_half = d_tile.slice(0, 64, dim=0)
+    if not EARLY:
+        mbarrier.wait(q_full.index(slot), (step >> 1) & 1)
+        s_flying = products(k_own, q_half.permute((1, 0)), 64)
+    mbarrier.wait(v_full.index(v_slot), v_phase)
+    da_flying = products(v_own, d_half.permute((1, 0)), 64)
+    if CHAIN > 1:
+        fetch_share(shares_desc, dq_s.index(W), share_full.index(W), fate, fresh, place)
+    if not EARLY:
+        s = warpgroup_mma_wait(1, deps=(s_flying,))
+    weights, slope = weights_of(
+        s, row_s, 2 * slot * HALVES, score_scale, keys, queries, edge, shift, left, right,
+        DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE,
+    )  # fmt: skip
+    a = gl.convert_layout(weights, OPERAND)
+    if HALVES == 2:
+        q_half = q_tile.slice(64, 64, dim=0)
+        s_flying = products(k_own, q_half.permute((1, 0)), 64)
+    dv_flying = warpgroup_mma(a, d_half, dv, is_async=True)
+    da = warpgroup_mma_wait(HALVES, deps=(da_flying,))
+    ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES, DTYPE, ACTIVATION)
+    # The other warpgroup has read what lies in this half of the ring: its step is over.
+    mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
+    ds_s.index(slot * HALVES).slice(W * 64, 64, dim=0).store(ds)
+    b = gl.convert_layout(ds, OPERAND)
+    if HALVES == 2:
+        d_half = d_tile.slice(64, 64, dim=0)
+        da_flying = products(v_own, d_half.permute((1, 0)), 64)
+        dk_flying = warpgroup_mma(b, q_tile.slice(0, 64, dim=0), dk, is_async=True)
+        s = warpgroup_mma_wait(3, deps=(s_flying,))
+        weights, slope = weights_of(
+            s, row_s, 2 * slot * HALVES + 1, score_scale, keys, queries + 64, edge, shift,
+            left, right, DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE,
+        )  # fmt: skip
+        a2 = gl.convert_layout(weights, OPERAND)
+        dv_flying = warpgroup_mma(a2, d_half, dv_flying, is_async=True)
+        da, a = warpgroup_mma_wait(2, deps=(da_flying, a))
+        a = a2
+        ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES + 1, DTYPE, ACTIVATION)
+        ds_s.index(slot * HALVES + 1).slice(W * 64, 64, dim=0).store(ds)
+    fence_async_shared()
+    if V_STAGES == 1:
+        if last:
+            mbarrier.arrive(v_empty.index(0), count=1)
+    if EARLY:
+        if HALVES == 1:
+            # Frees the operand's registers for S: with it they do not last, and ptxas serialises.
+            dv_flying, a = warpgroup_mma_wait(0, deps=(dv_flying, a))
+    dq_flying = start_dq(ds_s, before & 1, k_dq, W, HALVES, D)
+    if HALVES == 2:
+        b2 = gl.convert_layout(ds, OPERAND)
+        dk_flying = warpgroup_mma(b2, q_half, dk_flying, is_async=True)
+    else:
+        b2 = b
+        dk_flying = warpgroup_mma(b, q_half, dk, is_async=True)
+    if EARLY:
+        mbarrier.wait(q_full.index(ahead & 1), (ahead >> 1) & 1)
+        q_ahead = q_s.index(ahead & 1).reshape([BLOCK_Q, D]).slice(0, 64, dim=0)
+        s_ahead = products(k_own, q_ahead.permute((1, 0)), 64)
+        if HALVES == 2:
+            dq, dv, a, b = warpgroup_mma_wait(2, deps=(dq_flying, dv_flying, a, b))
+        else:
+            dv = dv_flying
+            dq = warpgroup_mma_wait(2, deps=(dq_flying,))
+    else:
+        s_ahead = s
+        dq, dv, a, b = warpgroup_mma_wait(1, deps=(dq_flying, dv_flying, a, b))
+    return dk_flying, b2, dv, s_ahead, dq
 
 
 @gluon.jit
@@ -270,133 +302,113 @@ def consumer(
     W: gl.constexpr, descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: keys [64 W, 64 W + 64) of every item, and its share of dQ."""
-    q_desc, _d_out, _k, _v, dk_desc, dv_desc, dq_desc = descs
-    q_s, d_out_s, k_s, v_s, ds_s, dq_s, row_s = memory
-    k_full, v_full, v_empty, q_full, q_empty = bars
+    q_desc, _d_out, _k, _v, dk_desc, dv_desc, shares_desc, dq_desc = descs
+    q_s, _d_out_s, k_s, v_s, ds_s, dq_s, _row_s = memory
+    k_full, _v_full, _v_empty, q_full, q_empty, share_full = bars
     _statistics, items, count, kv_heads, group, total_q, _padded, left, right = inputs
     score_scale, grad_scale, value_scale = scales
     DTYPE: gl.constexpr = q_desc.dtype
     BLOCK_Q: gl.constexpr = 64 * HALVES
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     stage = dq_s.index(W)._reinterpret(DTYPE, [1, 1, 64, D], dk_desc.layout)
     key_lanes = W * 64 + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
     query_lanes = gl.arange(0, 64, gl.SliceLayout(0, SCORES))
     step = 0
     taken = 0
-    # Where the step before this one adds its dQ; at first nowhere: row FAR is out of bounds.
+    # What becomes of dQ of the step before this one; at first it goes nowhere: out of bounds.
+    fate = ADDED
+    fresh = False
     dq_end = 0
     dq_row = 1 << 30
     dq_column = 0
-    for turn in range(0, rounds_of(count, kv_heads)):
+    fetched = 0
+    for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0))):
         (
             k_start, k_length, k_row, _q_start, q_length, d_start, _rows, kv_head, shift,
-            first, tiles,
+            first, tiles, whole, until,
         ) = work_item(
-            items, count, kv_heads, turn, total_q, left, right,
-            BLOCK_Q, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+            items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
+            total_q, left, right, BLOCK_Q, KEYS * CHAIN, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
         )  # fmt: skip
         steps = tiles
         if GROUPED:
             steps = tiles * group
-        row = first
-        head = kv_head * group
-        keys = k_row + key_lanes
-        v_slot = taken % V_STAGES
-        k_tile = k_s.index(taken & 1).reshape([KEYS, D])
-        k_own = k_tile.slice(W * 64, 64, dim=0)
-        v_own = v_s.index(v_slot).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
-        dk = gl.zeros([64, D], gl.float32, SUMS)
-        dv = gl.zeros([64, D], gl.float32, SUMS)
-        if steps > 0:
-            mbarrier.wait(k_full.index(taken & 1), (taken >> 1) & 1)
-        for i in range(0, steps):
-            slot = step & 1
-            before = step - 1
-            queries = row + query_lanes
-            mbarrier.wait(q_full.index(slot), (step >> 1) & 1)
-            q_tile = q_s.index(slot).reshape([BLOCK_Q, D])
-            d_tile = d_out_s.index(slot).reshape([BLOCK_Q, D])
-            q_half = q_tile.slice(0, 64, dim=0)
-            d_half = d_tile.slice(0, 64, dim=0)
-            s_flying = products(k_own, q_half.permute((1, 0)), 64)
-            mbarrier.wait(v_full.index(v_slot), (taken // V_STAGES) & 1)
-            da_flying = products(v_own, d_half.permute((1, 0)), 64)
-            s = warpgroup_mma_wait(1, deps=(s_flying,))
-            weights, slope = weights_of(
-                s, row_s, 2 * slot * HALVES, score_scale, keys, queries, shift, left, right,
-                DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT,
-            )  # fmt: skip
-            a = gl.convert_layout(weights, OPERAND)
-            if HALVES == 2:
-                q_half = q_tile.slice(64, 64, dim=0)
-                s_flying = products(k_own, q_half.permute((1, 0)), 64)
-            dv_flying = warpgroup_mma(a, d_half, dv, is_async=True)
-            da = warpgroup_mma_wait(HALVES, deps=(da_flying,))
-            ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES, ACTIVATION)
-            # The other warpgroup has read what lies in this half of the ring: its step is over.
-            mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
-            ds_s.index(slot * HALVES).slice(W * 64, 64, dim=0).store(ds)
-            b = gl.convert_layout(ds, OPERAND)
-            if HALVES == 2:
-                d_half = d_tile.slice(64, 64, dim=0)
-                da_flying = products(v_own, d_half.permute((1, 0)), 64)
-                dk_flying = warpgroup_mma(b, q_tile.slice(0, 64, dim=0), dk, is_async=True)
-                s = warpgroup_mma_wait(3, deps=(s_flying,))
-                weights, slope = weights_of(
-                    s, row_s, 2 * slot * HALVES + 1, score_scale, keys, queries + 64, shift,
-                    left, right, DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT,
+        for part in range(0, parts_of(k_length, k_row, CHAIN)):
+            row = first
+            head = kv_head * group
+            v_slot = taken % V_STAGES
+            k_own = k_s.index(taken & 1).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
+            v_own = v_s.index(v_slot).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
+            dk = gl.zeros([64, D], gl.float32, SUMS)
+            dv = gl.zeros([64, D], gl.float32, SUMS)
+            s = gl.zeros([64, 64], gl.float32, SCORES)
+            if steps > 0:
+                mbarrier.wait(k_full.index(taken & 1), (taken >> 1) & 1)
+                if EARLY:
+                    mbarrier.wait(q_full.index(step & 1), (step >> 1) & 1)
+                    q_half = q_s.index(step & 1).reshape([BLOCK_Q, D]).slice(0, 64, dim=0)
+                    s = warpgroup_mma_wait(0, deps=(products(k_own, q_half.permute((1, 0)), 64),))
+            for i in range(0, steps):
+                last = i == steps - 1
+                k_dq = k_s.index((taken & 1) ^ gl.where(i == 0, 1, 0)).reshape([KEYS, D])
+                dk_flying, b, dv, s_flying, dq = walk_step(
+                    W, memory, bars, shares_desc, fate, fresh, [FAR, dq_end, dq_row, dq_column],
+                    dk, dv, s, k_own, v_own, k_dq, step,
+                    # Behind the last step there is none ahead: its own S once more, for nobody.
+                    step + gl.where(last, 0, 1), (taken // V_STAGES) & 1, last,
+                    k_row + part * KEYS + key_lanes, row + query_lanes,
+                    (row < whole) | (row + BLOCK_Q > until), shift, left, right,
+                    score_scale, HALVES, V_STAGES, v_slot, D, DTYPE, ACTIVATION,
+                    HAS_LEFT, HAS_RIGHT, WIDE, EARLY, CHAIN,
                 )  # fmt: skip
-                a2 = gl.convert_layout(weights, OPERAND)
-                dv_flying = warpgroup_mma(a2, d_half, dv_flying, is_async=True)
-                da, a = warpgroup_mma_wait(2, deps=(da_flying, a))
-                a = a2
-                ds = d_scores_of(da, slope, row_s, (2 * slot + 1) * HALVES + 1, ACTIVATION)
-                ds_s.index(slot * HALVES + 1).slice(W * 64, 64, dim=0).store(ds)
-            fence_async_shared()
-            if V_STAGES == 1:
-                if i == steps - 1:
-                    mbarrier.arrive(v_empty.index(0), count=1)
-            k_slot = (taken & 1) ^ gl.where(i == 0, 1, 0)
-            k_dq = k_s.index(k_slot).reshape([KEYS, D])
-            dq_flying = start_dq(ds_s, before & 1, k_dq, W, HALVES, D)
-            if HALVES == 2:
-                b2 = gl.convert_layout(ds, OPERAND)
-                dk_flying = warpgroup_mma(b2, q_half, dk_flying, is_async=True)
-            else:
-                b2 = b
-                dk_flying = warpgroup_mma(b, q_half, dk, is_async=True)
-            dq, dv, a, b = warpgroup_mma_wait(1, deps=(dq_flying, dv_flying, a, b))
-            add_dq(dq_desc, dq_s, dq, dq_end, dq_row, dq_column, W)
-            dk, b2 = warpgroup_mma_wait(0, deps=(dk_flying, b2))
-            mbarrier.arrive(q_empty.index(slot), count=1)
-            dq_end = d_start + q_length
-            dq_row = FAR - q_length + row
-            dq_column = head * D
-            if HALVES == 2:
-                dq_row += W * 64
-            else:
-                dq_column += W * (D // 2)
-            step += 1
-            row += BLOCK_Q
-            if GROUPED:
-                wrap = row >= first + tiles * BLOCK_Q
-                row = gl.where(wrap, first, row)
-                head += gl.where(wrap, 1, 0)
-        taken += gl.where(steps > 0, 1, 0)
-        place = at_row(k_start + k_length, k_length, k_row + W * 64, kv_head * D)
-        store_share(dv_desc, stage, (dv * value_scale).to(DTYPE), place)
-        store_share(dk_desc, stage, (dk * grad_scale).to(DTYPE), place)
+                put_dq(
+                    shares_desc, dq_desc, dq_s.index(W), share_full.index(W), dq, fate, fetched & 1,
+                    grad_scale, [FAR, dq_end, dq_row, dq_column], SHARED_Q, CHAIN,
+                )  # fmt: skip
+                fetched += gl.where(fate == LAST, 1, 0)
+                if EARLY:
+                    dk, s, b = warpgroup_mma_wait(0, deps=(dk_flying, s_flying, b))
+                else:
+                    dk, b = warpgroup_mma_wait(0, deps=(dk_flying, b))
+                mbarrier.arrive(q_empty.index(step & 1), count=1)
+                fate = fate_of(k_length, part, CHAIN)
+                fresh = i == 0
+                dq_end = d_start + q_length
+                dq_row = FAR - q_length + row
+                dq_column = head * D
+                if HALVES == 2:
+                    dq_row += W * 64
+                else:
+                    dq_column += W * (D // 2)
+                step += 1
+                row += BLOCK_Q
+                if GROUPED:
+                    wrap = row >= first + tiles * BLOCK_Q
+                    row = gl.where(wrap, first, row)
+                    head += gl.where(wrap, 1, 0)
+            taken += gl.where(steps > 0, 1, 0)
+            place = at_row(k_start + k_length, k_length, k_row + part * KEYS + W * 64, kv_head * D)
+            store_share(dv_desc, stage, (dv * value_scale).to(DTYPE), place)
+            store_share(dk_desc, stage, (dk * grad_scale).to(DTYPE), place)
     # dQ of the last step.
     before = step - 1
     mbarrier.wait(q_empty.index(before & 1), (before >> 1) & 1)
     k_dq = k_s.index((taken & 1) ^ 1).reshape([KEYS, D])
     dq = warpgroup_mma_wait(0, deps=(start_dq(ds_s, before & 1, k_dq, W, HALVES, D),))
-    add_dq(dq_desc, dq_s, dq, dq_end, dq_row, dq_column, W)
+    if CHAIN > 1:
+        fetch_share(
+            shares_desc, dq_s.index(W), share_full.index(W), fate, fresh,
+            [FAR, dq_end, dq_row, dq_column],
+        )  # fmt: skip
+    put_dq(
+        shares_desc, dq_desc, dq_s.index(W), share_full.index(W), dq, fate, fetched & 1,
+        grad_scale, [FAR, dq_end, dq_row, dq_column], SHARED_Q, CHAIN,
+    )  # fmt: skip
     tma.store_wait(0)
 
 
@@ -405,11 +417,12 @@ def consumer_0(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
     consumer(
         0, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
     )  # fmt: skip
 
 
@@ -418,32 +431,27 @@ def consumer_1(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
     consumer(
         1, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
     )  # fmt: skip
-
-
-@gluon.jit
-def barrier_ring(SIZE: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers that complete after ARRIVALS arrivals (and the bytes expected)."""
-    ring = gl.allocate_shared_memory(gl.int64, [SIZE, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(SIZE):
-        mbarrier.init(ring.index(i), count=ARRIVALS)
-    return ring
 
 
 @gluon.jit(do_not_specialize=["kv_heads", "group", "total_q", "left", "right"])
 def backward_kernel(
-    q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, dq_desc, statistics, items, count,
-    kv_heads, group, total_q, statistics_rows, left, right, score_scale, grad_scale, value_scale,
-    HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr,
+    q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, shares_desc, dq_desc, statistics, items,
+    count, kv_heads, group, total_q, statistics_rows, left, right, score_scale, grad_scale,
+    value_scale, HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr,
+    ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
+    EARLY: gl.constexpr, CHAIN: gl.constexpr,
 ):  # fmt: skip
-    """dK, dV `[rows, kv_heads, D]`, and dQ added to float32 `[out_rows, heads, D]` unscaled.
+    """dK, dV `[rows, kv_heads, D]`, and dQ `[out_rows, heads, D]` of sequences of one item.
+
+    That of others is added, unscaled, to float32 shares of the same shape; of a shared query, all.
 
     statistics: float32 `[2, heads, statistics_rows]` (`attention_launch.row_statistics`), softmax
     only. items, count: work list of the keys.
@@ -460,17 +468,18 @@ def backward_kernel(
     k_s = gl.allocate_shared_memory(DTYPE, [2, 1, 1, KEYS, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(DTYPE, [V_STAGES, 1, 1, KEYS, D], v_desc.layout)
     ds_s = gl.allocate_shared_memory(DTYPE, [2 * HALVES, KEYS, 64], DS)
-    dq_s = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, SHARE], dq_desc.layout)
+    dq_s = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, SHARE], shares_desc.layout)
     row_s = gl.allocate_shared_memory(gl.float32, [4 * HALVES, 64], ROWS)
     k_full = barrier_ring(2, 1)
     v_full = barrier_ring(V_STAGES, 1)
     v_empty = barrier_ring(1, 2)
     q_full = barrier_ring(2, FILLS)
     q_empty = barrier_ring(2, 2)
+    share_full = barrier_ring(2, 1)
     fence_async_shared()
-    descs = (q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, dq_desc)
+    descs = (q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, shares_desc, dq_desc)
     memory = (q_s, d_out_s, k_s, v_s, ds_s, dq_s, row_s)
-    bars = (k_full, v_full, v_empty, q_full, q_empty)
+    bars = (k_full, v_full, v_empty, q_full, q_empty, share_full)
     inputs = (
         statistics, items, count, kv_heads, group, total_q, statistics_rows, left, right,
     )  # fmt: skip
@@ -480,15 +489,15 @@ def backward_kernel(
         [
             (consumer_0, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
             )),
             (consumer_1, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
             )),
             (producer, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
             )),
         ],
         [4, 1],

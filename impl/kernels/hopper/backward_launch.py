@@ -9,15 +9,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagbench.impl.kernels.attention_launch import BackwardCall, multiprocessors
-from jagbench.impl.kernels.hopper.work import build_work_list
+from jagbench.impl.kernels.arguments import Geometry
+from jagbench.impl.kernels.attention_launch import BackwardCall, Mask, multiprocessors
+from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
+from jagbench.impl.kernels.interpreter import round_to
+from jagbench.impl.kernels.relaunch import relaunch, traits
+from jagbench.impl.kernels.schedule import TileList, build_tile_list
+from jagbench.impl.kernels.tiles import other_rows, sequence_rows
 
 #: Keys of an item.
 KEYS = 128
+#: Keys of an item where sequences have no more on average (`backward_short`).
+SHORT_KEYS = 64
 # 3 x 128 threads: 64512 registers, dealt anew as 240, 240 and 24 a thread.
 _REGISTERS = 168
+#: Whether A' waits for dA in float32: right and fast either way, see `backward_parts.weights_of`.
+WIDE_SLOPE = True
+#: Whether S of a step is formed at the end of the step before, see `backward.walk_step`.
+EARLY_SCORES = False
+#: Most key tiles in a chain (`chain_of`): 1 for none.
+CHAINED = 1
+# Fewest chains that go round.
+_CHAINS = 1024
 _FAR, _ANY_ROWS = 1 << 30, 0x7FFF0000
-_CAST_BLOCK = 4096
+# Rows of dQ a program of `pass_over_queries` takes, and elements at a time.
+_ROWS, _BLOCK = 128, 2048
 
 
 def jagged_view(tensor: Tensor, rows: int, columns: int) -> Any:
@@ -62,49 +78,156 @@ def launch_backward(
     dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (k, v))
     if g.total_k == 0 or g.out_rows == 0:
         return torch.zeros_like(q), dk.zero_(), dv.zero_()
-    # A shared query has one share of dQ a sequence, summed afterwards.
-    shares = torch.zeros(g.out_rows, g.heads, g.qk_dim, dtype=torch.float32, device=q.device)
+    short = keys_are_short(g)
+    keys = SHORT_KEYS if short else KEYS * chain_of(g, call.mask)
     items = build_work_list(
-        k_offsets, q_offsets, g.total_k, KEYS, span=call.mask.span,
+        k_offsets, q_offsets, g.total_k, keys, span=call.mask.span,
         other_rows=g.total_q if g.shared_q else None,
     )  # fmt: skip
-    _launch(q, k, v, d_out, dk, dv, shares, items.items, items.count, items.upper, call)
-    if g.shared_q:
+    launch = _launch_short if short else _launch
+    if q_offsets is None:
+        # One share of dQ a sequence, summed afterwards.
+        shares = torch.zeros(g.out_rows, g.heads, g.qk_dim, dtype=torch.float32, device=q.device)
+        launch(q, k, v, d_out, dk, dv, shares, shares, items, call)
         dq = (shares.view(g.batch, *q.shape).sum(0) * call.grad_scale).to(q.dtype)
         return dq, dk, dv
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _cast_kernel[(triton.cdiv(dq.numel(), _CAST_BLOCK),)](
-        shares, dq, call.grad_scale, dq.numel(), BLOCK=_CAST_BLOCK, num_warps=8
-    )
+    shares = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    tiles = build_tile_list(q_offsets, k_offsets, g.total_q, _ROWS)
+    pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=False, keys=keys)
+    launch(q, k, v, d_out, dk, dv, shares, dq, items, call)
+    pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=True, keys=keys)
     return dq, dk, dv
+
+
+def keys_are_short(g: Geometry) -> bool:
+    """Whether items of 64 keys are worth it: told by the mean; a wrong guess costs time only."""
+    return not g.shared_q and g.mean_k <= SHORT_KEYS
+
+
+def chain_of(g: Geometry, mask: Mask) -> int:
+    """Key tiles that one program walks one after the other, so that dQ needs no pass of its own.
+
+    Only where sequences are short enough for their Q, dO and dQ to stay in the L2 meanwhile, and
+    many enough to go round.
+    """
+    masked = mask.left >= 0 or mask.right >= 0
+    short = g.mean_k <= KEYS * CHAINED // 2 and g.batch * g.kv_heads >= _CHAINS
+    return CHAINED if short and not masked and not g.shared_q else 1
+
+
+def _statistics(call: BackwardCall, stand_in: Tensor) -> tuple[Tensor, int]:
+    """Row statistics and their rows, or another pointer where there are none."""
+    if call.statistics is None:
+        return stand_in, 0
+    return call.statistics, call.statistics.shape[2]
 
 
 def _launch(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, shares: Tensor,
-    items: Tensor, count: Tensor, upper: int, call: BackwardCall,
+    dq: Tensor, items: WorkList, call: BackwardCall,
 ) -> None:  # fmt: skip
-    """One launch of the kernel; `shares` is added to."""
+    """One launch of the kernel; `shares` is added to, `dq` written where one key tile sees all."""
     from jagbench.impl.kernels.hopper.backward import backward_kernel
 
     g, dim = call.geometry, call.geometry.qk_dim
     halves = 2 if dim == 64 else 1
-    statistics = shares if call.statistics is None else call.statistics
-    backward_kernel[(min(upper * g.kv_heads, multiprocessors(q)),)](
+    share = dim * halves // 2
+    statistics, statistics_rows = _statistics(call, shares)
+    backward_kernel[(min(items.upper * g.kv_heads, multiprocessors(q)),)](
         jagged_view(q, 64 * halves, dim), jagged_view(d_out, 64 * halves, dim),
         jagged_view(k, KEYS, dim), jagged_view(v, KEYS, dim),
         jagged_view(dk, KEYS // 2, dim), jagged_view(dv, KEYS // 2, dim),
-        jagged_view(shares, 64, dim * halves // 2),
-        statistics, items, count, g.kv_heads, g.group, g.total_q,
-        0 if call.statistics is None else statistics.shape[2], call.mask.left, call.mask.right,
+        jagged_view(shares, 64, share), jagged_view(dq, 64, share),
+        statistics, items.items, items.count, g.kv_heads, g.group, g.total_q,
+        statistics_rows, call.mask.left, call.mask.right,
         call.score_scale, call.grad_scale, call.value_scale,
         HALVES=halves, V_STAGES=halves, D=dim, ACTIVATION=call.activation, **call.mask.constants,
-        SHARED_Q=g.shared_q, GROUPED=g.group > 1, num_warps=4, maxnreg=_REGISTERS,
+        SHARED_Q=g.shared_q, GROUPED=g.group > 1, WIDE=WIDE_SLOPE,
+        EARLY=EARLY_SCORES, CHAIN=chain_of(g, call.mask), num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["size"])
-def _cast_kernel(source, target, scale, size, BLOCK: tl.constexpr):
-    """`target = source * scale`, rounded to the target's type."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(source + at, mask=at < size, other=0.0) * scale
-    tl.store(target + at, value.to(target.dtype.element_ty), mask=at < size)
+def _launch_short(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, shares: Tensor,
+    dq: Tensor, items: WorkList, call: BackwardCall,
+) -> None:  # fmt: skip
+    """As `_launch`, for items of 64 keys; two workers a program."""
+    from jagbench.impl.kernels.hopper.backward_short import backward_short_kernel
+
+    g, dim = call.geometry, call.geometry.qk_dim
+    statistics, statistics_rows = _statistics(call, shares)
+    rows = (jagged_view(t, SHORT_KEYS, dim) for t in (q, d_out, k, v, dk, dv))
+    backward_short_kernel[(min(items.upper * g.kv_heads, multiprocessors(q)),)](
+        *rows, jagged_view(shares, SHORT_KEYS, 64), jagged_view(dq, SHORT_KEYS, dim),
+        statistics, items.items, items.count, g.kv_heads, g.group, statistics_rows,
+        call.mask.left, call.mask.right, call.score_scale, call.grad_scale, call.value_scale,
+        D=dim, ACTIVATION=call.activation, **call.mask.constants, GROUPED=g.group > 1,
+        num_warps=4, maxnreg=_REGISTERS,
+    )  # fmt: skip
+
+
+def pass_over_queries(
+    shares: Tensor,
+    dq: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    tiles: TileList,
+    call: BackwardCall,
+    *,
+    finish: bool,
+    keys: int = KEYS,
+) -> None:
+    """What the rows of dQ need before the kernel and, with `finish`, after it, by sequence.
+
+    More than `keys` keys: several items add to `shares`, float32 as dq, which start as zeros and
+    end in dq, scaled: 18 bytes an element and 8 for each further item (zero 4, add 8, read 4,
+    write 2), were nothing kept in the caches. Fewer: the only item writes dq, 2 bytes; under a
+    mask it may skip rows, which are zeroed first. No keys, and rows behind the last offset: zeros.
+    tiles: of 128 rows of q.
+    """
+    width = dq.shape[1] * dq.shape[2]
+    masked = call.mask.left >= 0 or call.mask.right >= 0
+    with torch.cuda.device_of(dq):
+        relaunch(
+            _queries_kernel, tiles.upper, dq.device,
+            (*traits(shares, dq, q_offsets, k_offsets), width, keys, finish, masked),
+            shares, dq, q_offsets, k_offsets, tiles.sequence, tiles.block,
+            call.geometry.batch, dq.shape[0], call.grad_scale,
+            width, keys, finish, masked, _ROWS, _BLOCK, num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["batch", "total_q"])
+def _queries_kernel(
+    shares, dq, q_offsets, k_offsets, tile_sequence, tile_block, batch, total_q, scale,
+    WIDTH: tl.constexpr, KEYS: tl.constexpr, FINISH: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`pass_over_queries`, ROWS rows of `[total_q, WIDTH]` a program."""
+    sequence = tl.load(tile_sequence + tl.program_id(0))
+    if sequence >= 0:
+        start, length = sequence_rows(q_offsets, sequence, batch, total_q)
+        _, keys = other_rows(k_offsets, sequence, batch, 0, False)
+        first = tl.load(tile_block + tl.program_id(0)) * ROWS
+        size = tl.minimum(length - first, ROWS) * WIDTH
+        target = dq + (start + first) * WIDTH
+        source = shares + (start + first) * WIDTH
+        shared = keys > KEYS
+        touched = shared
+        if FINISH:
+            touched = shared | (keys == 0)
+        elif MASKED:
+            touched = keys > 0
+        for at in range(0, tl.where(touched, size, 0), BLOCK):
+            index = at + tl.arange(0, BLOCK)
+            inside = index < size
+            if FINISH:
+                value = tl.load(source + index, mask=inside & shared, other=0.0) * scale
+                tl.store(target + index, round_to(value, dq.dtype.element_ty), mask=inside)
+            else:
+                zeros = tl.zeros([BLOCK], tl.float32)
+                tl.store(source + index, zeros, mask=inside & shared)
+                if MASKED:
+                    narrow = zeros.to(dq.dtype.element_ty)
+                    tl.store(target + index, narrow, mask=inside & (keys <= KEYS))

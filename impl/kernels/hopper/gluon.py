@@ -50,3 +50,12 @@ def tma_reduce_add(desc, coord, src, _semantic=None):
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def bulk_writes_wait():
+    """Wait until what this warpgroup's threads had the TMA unit write lies in global memory.
+
+    `tma.store_wait` waits until shared memory has been read, no more.
+    """
+    _at_barrier("cp.async.bulk.wait_group 0; mov.b32 $0, $1;")
