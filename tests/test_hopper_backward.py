@@ -10,7 +10,12 @@ import torch
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import BackwardCall, Mask
-from jagbench.impl.kernels.hopper.backward_launch import pass_over_queries
+from jagbench.impl.kernels.hopper.backward_launch import (
+    chain_of,
+    keys_are_short,
+    pass_over_queries,
+    slope_is_wide,
+)
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.schedule import build_tile_list
 from jagbench.impl.kernels.tuning import Schedule
@@ -55,3 +60,37 @@ def test_each_row_of_dq_gets_what_the_keys_of_its_sequence_ask_for(
             value = 0.0
         assert (shares[part] == share).all()
         assert (dq[part] == value).all()
+
+
+def _geometry(keys: int, batch: int = 512, shared_q: bool = False) -> Geometry:
+    return Geometry(batch, 4, 4, 128, 128, batch * 512, batch * keys, shared_q)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "mask", "chain"),
+    [
+        (_geometry(256), Mask(-1, -1, False), 4),
+        (_geometry(257), Mask(-1, -1, False), 1),
+        (_geometry(256, batch=255), Mask(-1, -1, False), 1),
+        (_geometry(256), Mask(-1, 0, True), 1),
+        (_geometry(256, shared_q=True), Mask(-1, -1, False), 1),
+    ],
+)
+def test_key_tiles_are_chained_where_sequences_are_short_and_many(geometry, mask, chain):
+    assert chain_of(geometry, mask) == chain
+
+
+def test_short_keys_are_told_by_their_mean():
+    assert keys_are_short(_geometry(64))
+    assert not keys_are_short(_geometry(65))
+    assert not keys_are_short(_geometry(64, shared_q=True))
+
+
+@pytest.mark.parametrize(
+    ("activation", "dim", "wide"),
+    [(SOFTMAX.value, 128, True), (3, 128, False), (3, 64, True)],
+)
+def test_a_derivative_waits_in_float32_where_registers_allow(activation, dim, wide):
+    geometry = Geometry(2, 4, 4, dim, dim, 9, 9, False)
+    call = BackwardCall(geometry, Mask(-1, -1, False), Schedule(), activation, 1.0, 1.0)
+    assert slope_is_wide(call) == wide

@@ -7,10 +7,11 @@ import torch
 
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import Mask
+from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
 from jagbench.impl.kernels.hopper.forward_launch import (
+    chosen,
     forward_tiles,
     in_hands,
-    jagged_descriptor,
     keys_stay,
 )
 
@@ -56,12 +57,26 @@ def test_a_hand_is_a_power_of_two_of_neighbours():
     assert tiles.heads_apart
 
 
+@pytest.mark.parametrize(
+    ("q", "k", "words"),
+    [
+        (256, 256, "128x128 key stages 2 query stages 2 heads adjacent"),
+        (1024, 1024, "128x128 key stages 2 query stages 2"),
+        (1024, 256, "128x128 key stages 2 query stages 2 hands 8"),
+        (512, 64, "128x64 key stages 2 query stages 3"),
+    ],
+)
+def test_the_schedule_hangs_on_the_lengths(q: int, k: int, words: str):
+    geometry = Geometry(64, 4, 4, 128, 128, 64 * q, 64 * k, False)
+    assert str(chosen(geometry, _OPEN, -1, 1 << 16, 132)) == words
+
+
 def test_an_empty_tensor_borrows_an_address():
     pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
     other = torch.zeros(4, 2, 64, dtype=torch.bfloat16)
-    made = jagged_descriptor(other[:0], 64, other)
+    made = jagged_descriptor(other[:0], 64, 64, other)
     assert made.base is other
-    full = jagged_descriptor(torch.zeros(3, 2, 64, dtype=torch.bfloat16), 64, other)
+    full = jagged_descriptor(torch.zeros(3, 2, 64, dtype=torch.bfloat16), 64, 64, other)
     assert full.base is not other
     assert full.shape == made.shape
     assert full.strides == made.strides == [2**34 - 128, 128, 128, 1]

@@ -18,6 +18,7 @@ from jagbench.impl.kernels.attention_backward import (
 )
 from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
 from jagbench.impl.kernels.interpreter import INTERPRET
+from jagbench.impl.kernels.relaunch import relaunch, traits
 from jagbench.impl.kernels.schedule import build_tile_list
 from jagbench.impl.kernels.tuning import (
     Kernel,
@@ -165,12 +166,16 @@ def row_statistics(
     items = build_tile_list(q_offsets, k_offsets, g.total_q, _PAD)
     grid = items.upper * g.heads
     if grid:
-        row_statistics_kernel[(grid,)](
+        d_strides = d_out.stride(0), d_out.stride(1)
+        lse_strides = (0, 0) if d_lse is None else d_lse.stride()
+        # In the order of the kernel's parameters.
+        constants = g.v_dim, padded(g.v_dim), g.shared_q, d_lse is not None
+        relaunch(
+            row_statistics_kernel, grid, out.device,
+            (traits(out, d_out, lse, d_lse, q_offsets), d_strides, lse_strides, constants),
             out, d_out, lse, d_lse, statistics, q_offsets, items.sequence, items.block,
-            g.batch, g.total_q, g.out_rows, rows, d_out.stride(0), d_out.stride(1),
-            *((0, 0) if d_lse is None else d_lse.stride()),
-            heads=g.heads, DV=g.v_dim, BLOCK_DV=padded(g.v_dim), SHARED_Q=g.shared_q,
-            HAS_D_LSE=d_lse is not None, num_warps=4,
+            g.batch, g.total_q, g.out_rows, rows, *d_strides, *lse_strides, g.heads,
+            *constants, num_warps=4,
         )  # fmt: skip
     return statistics
 

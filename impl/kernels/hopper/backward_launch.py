@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,13 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import BackwardCall, Mask, multiprocessors
+from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
 from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
 from jagbench.impl.kernels.interpreter import round_to
 from jagbench.impl.kernels.relaunch import relaunch, traits
 from jagbench.impl.kernels.schedule import TileList, build_tile_list
 from jagbench.impl.kernels.tiles import other_rows, sequence_rows
+from jagbench.impl.kernels.tuning import note_used
 
 #: Keys of an item.
 KEYS = 128
@@ -23,40 +27,14 @@ KEYS = 128
 SHORT_KEYS = 64
 # 3 x 128 threads: 64512 registers, dealt anew as 240, 240 and 24 a thread.
 _REGISTERS = 168
-#: Whether A' waits for dA in float32: right and fast either way, see `backward_parts.weights_of`.
-WIDE_SLOPE = True
 #: Whether S of a step is formed at the end of the step before, see `backward.walk_step`.
 EARLY_SCORES = False
 #: Most key tiles in a chain (`chain_of`): 1 for none.
-CHAINED = 1
+CHAINED = 4
 # Fewest chains that go round.
 _CHAINS = 1024
-_FAR, _ANY_ROWS = 1 << 30, 0x7FFF0000
 # Rows of dQ a program of `pass_over_queries` takes, and elements at a time.
 _ROWS, _BLOCK = 128, 2048
-
-
-def jagged_view(tensor: Tensor, rows: int, columns: int) -> Any:
-    """TMA descriptor of `[total, heads, dim]` whose row bound can be moved to any sequence's end.
-
-    Boxes `[1, 1, rows, columns]` of a 4-D view. Coordinates (2^30, end, 2^30 - length + row,
-    column) lie 2^30 (2^34 - stride) + end * stride + (2^30 - length + row) * stride elements behind
-    the start; with elements of 2^n bytes the multiples of 2^64 vanish, and row (end - length + row)
-    remains. Row `length` is out of bounds. Idea: triton/tools/ragged_tma.py.
-    """
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    names = {torch.float32: gl.float32, torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-    box = [1, 1, rows, columns]
-    stride = tensor.stride(0)
-    return TensorDescriptor(
-        tensor,
-        [_ANY_ROWS, _ANY_ROWS, _FAR, tensor.shape[1] * tensor.shape[2]],
-        [2**34 - stride, stride, stride, 1],
-        box,
-        gl.NVMMASharedLayout.get_default_for(box, names[tensor.dtype]),
-    )
 
 
 def launch_backward(
@@ -116,6 +94,15 @@ def chain_of(g: Geometry, mask: Mask) -> int:
     return CHAINED if short and not masked and not g.shared_q else 1
 
 
+def slope_is_wide(call: BackwardCall) -> bool:
+    """Whether A' waits for dA in float32 (`backward_parts.weights_of`): right and fast either way.
+
+    An activation's A' is a tensor of its own: at head dim 128 its registers are dearer than the
+    conversions. Softmax has none.
+    """
+    return call.activation == SOFTMAX.value or call.geometry.qk_dim == 64
+
+
 def _statistics(call: BackwardCall, stand_in: Tensor) -> tuple[Tensor, int]:
     """Row statistics and their rows, or another pointer where there are none."""
     if call.statistics is None:
@@ -128,23 +115,30 @@ def _launch(
     dq: Tensor, items: WorkList, call: BackwardCall,
 ) -> None:  # fmt: skip
     """One launch of the kernel; `shares` is added to, `dq` written where one key tile sees all."""
-    from jagbench.impl.kernels.hopper.backward import backward_kernel
-
     g, dim = call.geometry, call.geometry.qk_dim
     halves = 2 if dim == 64 else 1
     share = dim * halves // 2
     statistics, statistics_rows = _statistics(call, shares)
-    backward_kernel[(min(items.upper * g.kv_heads, multiprocessors(q)),)](
-        jagged_view(q, 64 * halves, dim), jagged_view(d_out, 64 * halves, dim),
-        jagged_view(k, KEYS, dim), jagged_view(v, KEYS, dim),
-        jagged_view(dk, KEYS // 2, dim), jagged_view(dv, KEYS // 2, dim),
-        jagged_view(shares, 64, share), jagged_view(dq, 64, share),
+    wide, chain = slope_is_wide(call), chain_of(g, call.mask)
+    note_used("hopper_backward", f"{64 * halves}x{KEYS} chain {chain}" + " wide" * wide)
+    # In the order of the kernel's parameters.
+    constants = (
+        halves, halves, dim, call.activation, *call.mask.constants.values(), g.shared_q,
+        g.group > 1, wide, EARLY_SCORES, chain,
+    )  # fmt: skip
+    relaunch(
+        # What the form hangs on beyond this is the same in every call: pointers are allocations,
+        # rows of statistics a multiple of 16.
+        _kernel(), min(items.upper * g.kv_heads, multiprocessors(q)), q.device,
+        (q.dtype, constants),
+        *(jagged_descriptor(t, 64 * halves, dim) for t in (q, d_out)),
+        *(jagged_descriptor(t, KEYS, dim) for t in (k, v)),
+        *(jagged_descriptor(t, KEYS // 2, dim) for t in (dk, dv)),
+        *(jagged_descriptor(t, 64, share) for t in (shares, dq)),
         statistics, items.items, items.count, g.kv_heads, g.group, g.total_q,
         statistics_rows, call.mask.left, call.mask.right,
-        call.score_scale, call.grad_scale, call.value_scale,
-        HALVES=halves, V_STAGES=halves, D=dim, ACTIVATION=call.activation, **call.mask.constants,
-        SHARED_Q=g.shared_q, GROUPED=g.group > 1, WIDE=WIDE_SLOPE,
-        EARLY=EARLY_SCORES, CHAIN=chain_of(g, call.mask), num_warps=4, maxnreg=_REGISTERS,
+        float(call.score_scale), float(call.grad_scale), float(call.value_scale),
+        *constants, num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
 
 
@@ -153,18 +147,35 @@ def _launch_short(
     dq: Tensor, items: WorkList, call: BackwardCall,
 ) -> None:  # fmt: skip
     """As `_launch`, for items of 64 keys; two workers a program."""
-    from jagbench.impl.kernels.hopper.backward_short import backward_short_kernel
-
     g, dim = call.geometry, call.geometry.qk_dim
     statistics, statistics_rows = _statistics(call, shares)
-    rows = (jagged_view(t, SHORT_KEYS, dim) for t in (q, d_out, k, v, dk, dv))
-    backward_short_kernel[(min(items.upper * g.kv_heads, multiprocessors(q)),)](
-        *rows, jagged_view(shares, SHORT_KEYS, 64), jagged_view(dq, SHORT_KEYS, dim),
+    note_used("hopper_backward", f"64x{SHORT_KEYS} two workers")
+    constants = dim, call.activation, *call.mask.constants.values(), g.group > 1
+    relaunch(
+        _short_kernel(), min(items.upper * g.kv_heads, multiprocessors(q)), q.device,
+        (q.dtype, constants),
+        *(jagged_descriptor(t, SHORT_KEYS, dim) for t in (q, d_out, k, v, dk, dv)),
+        jagged_descriptor(shares, SHORT_KEYS, 64), jagged_descriptor(dq, SHORT_KEYS, dim),
         statistics, items.items, items.count, g.kv_heads, g.group, statistics_rows,
-        call.mask.left, call.mask.right, call.score_scale, call.grad_scale, call.value_scale,
-        D=dim, ACTIVATION=call.activation, **call.mask.constants, GROUPED=g.group > 1,
-        num_warps=4, maxnreg=_REGISTERS,
+        call.mask.left, call.mask.right,
+        float(call.score_scale), float(call.grad_scale), float(call.value_scale),
+        *constants, num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
+
+
+# Gluon is imported here, not above: it may be missing (`support`).
+@cache
+def _kernel() -> Any:
+    from jagbench.impl.kernels.hopper.backward import backward_kernel
+
+    return backward_kernel
+
+
+@cache
+def _short_kernel() -> Any:
+    from jagbench.impl.kernels.hopper.backward_short import backward_short_kernel
+
+    return backward_short_kernel
 
 
 def pass_over_queries(

@@ -1,9 +1,9 @@
 """What the kernels of the Hopper backward share: items, loads, weights, stores.
 
 A jagged tensor is a 4-D view whose row bound is moved to the end of a sequence
-(`backward_launch.jagged_view`), so rows outside it are read as zeros and not written. Rows without
-keys carry lse = +inf, so their weights are 0; zero keys give finite weights (they are clamped to
-1), which zero rows of K and V then drop.
+(`descriptors.jagged_descriptor`), so rows outside it are read as zeros and not written. Rows
+without keys carry lse = +inf, so their weights are 0; zero keys give finite weights (they are
+clamped to 1), which zero rows of K and V then drop.
 """
 
 from triton.experimental import gluon

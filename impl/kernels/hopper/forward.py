@@ -11,7 +11,7 @@ RESIDENT: where a sequence's keys fit the ring, a program is dealt runs of its q
 and values are loaded for the first of a run alone (`_stays` says why that is safe).
 
 Jagged edges cost no branch. TMA sees tensors as 4-D views whose row bound can be moved to any
-sequence's end (`forward_launch.jagged_descriptor`), so rows outside of it are read as zero and
+sequence's end (`descriptors.jagged_descriptor`), so rows outside of it are read as zero and
 dropped on a store. Zero keys give score 0, and every activation is 0 at 0: GDPA needs no mask.
 
 Source of the scheme: FlashAttention-3 (arXiv 2407.08608); of the online softmax, arXiv 2409.15373.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -13,8 +12,10 @@ from torch import Tensor
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import Mask
+from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
 from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
 from jagbench.impl.kernels.relaunch import relaunch
+from jagbench.impl.kernels.tuning import note_used
 
 #: Query rows of a consumer warpgroup, and consumers.
 GROUP_ROWS, GROUPS = 64, 2
@@ -22,8 +23,8 @@ GROUP_ROWS, GROUPS = 64, 2
 MAX_REGISTERS = 168
 #: Keys of a sequence up to which small key tiles and one more query stage are faster.
 SHORT_KEYS = 128
-# Bound of the row axis of a descriptor, as in the kernel, and of the axes that are never bounded.
-_FAR, _UNBOUNDED = 1 << 30, 0x7FFF0000
+#: Mean query length from which the tiles of a head lie side by side in the list.
+LONG_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,10 @@ class ForwardTiles:
     """Keys of a tile, stages of the rings of keys (and values) and of queries, and switches.
 
     heads_apart: all tiles of a (sequence, head) side by side in the list, which keeps its keys in
-        L2, instead of the heads of a tile. On an H200, softmax with turns, TFLOP/s apart against
-        adjacent: 1024 full 578 to 561, 1024 x 64 217 to 201, U[1,1024] 462 to 472, U[1,2048] even;
-        U[1,512] 351 to 399 while the consumers divided by what they had just loaded, which they
-        no longer wait for.
-    ping_pong: the warpgroups take turns at the tensor cores. GELU 566 to 540 (1024 full), softmax
-        399 to 387 (U[1,512]), 472 to 459 (U[1,1024]), 536 to 517 (U[1,2048]), 561 even (1024 full).
+        L2, instead of the heads of a tile, which reads rows of q whole. `chosen` decides.
+    ping_pong: the warpgroups take turns at the tensor cores.
     resident: list entries dealt together, whose keys are kept where they are the same
-        (`keys_stay`); 0: none are.
+        (`keys_stay`); 0: none are. What each is worth: docs/kernels/hopper.md.
     """
 
     block_k: int
@@ -52,6 +49,9 @@ class ForwardTiles:
         return (
             f"{GROUPS * GROUP_ROWS}x{self.block_k} key stages {self.key_stages} "
             f"query stages {self.query_stages}"
+            + ("" if self.heads_apart else " heads adjacent")
+            + ("" if self.ping_pong else " no turns")
+            + (f" hands {self.resident}" if self.resident else "")
         )
 
 
@@ -103,6 +103,22 @@ def in_hands(tiles: ForwardTiles) -> ForwardTiles:
     return replace(tiles, resident=HAND)
 
 
+@cache
+def adjacent(tiles: ForwardTiles) -> ForwardTiles:
+    """The tiles, the heads of each side by side in the list."""
+    return replace(tiles, heads_apart=False)
+
+
+def chosen(g: Geometry, mask: Mask, max_k_len: int, entries: int, programs: int) -> ForwardTiles:
+    """The table's row and the switches for a call; arguments as `keys_stay`."""
+    short = keys_are_short(g, max_k_len)
+    tiles = forward_tiles(g.qk_dim, short)
+    # The smallest keys gain nothing by staying: what they cost is little of what an item moves.
+    if not short and keys_stay(tiles, g, mask, max_k_len, entries, programs):
+        return in_hands(tiles)
+    return tiles if short or g.mean_q >= LONG_ROWS else adjacent(tiles)
+
+
 def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
     geometry: Geometry, mask: Mask, *, scale: float, out_scale: float = 1.0,
@@ -128,9 +144,8 @@ def launch_forward(
     )
     programs = min(_multiprocessors(q.device.index or 0), work.upper * g.heads)
     if tiles is None:
-        tiles = forward_tiles(g.qk_dim, keys_are_short(g, max_k_len))
-        if keys_stay(tiles, g, mask, max_k_len, work.upper * g.heads, programs):
-            tiles = in_hands(tiles)
+        tiles = chosen(g, mask, max_k_len, work.upper * g.heads, programs)
+    note_used("hopper_forward", str(tiles))
     _launch(q, k, v, out, lse, g, mask, work, tiles, programs, activation, scale, out_scale)
     return out, lse
 
@@ -145,9 +160,10 @@ def _launch(
         # What the form hangs on beyond this is the same in every call: pointers are allocations.
         _kernel(), programs, q.device,
         (q.dtype, g.qk_dim, tiles, activation, *mask.constants.values(), scale_first),
-        jagged_descriptor(q, GROUP_ROWS, out), jagged_descriptor(k, tiles.block_k, out),
-        jagged_descriptor(v, tiles.block_k, out),
-        jagged_descriptor(out.view(g.out_rows, g.heads, g.v_dim), GROUP_ROWS, out),
+        jagged_descriptor(q, GROUP_ROWS, g.qk_dim, out),
+        jagged_descriptor(k, tiles.block_k, g.qk_dim, out),
+        jagged_descriptor(v, tiles.block_k, g.v_dim, out),
+        jagged_descriptor(out.view(g.out_rows, g.heads, g.v_dim), GROUP_ROWS, g.v_dim, out),
         # Without softmax there is no lse: any pointer stands in.
         work.items if lse is None else lse, work.items, work.count,
         g.heads, g.group, g.batch, g.out_rows, mask.left, mask.right,
@@ -158,44 +174,7 @@ def _launch(
     )  # fmt: skip
 
 
-def jagged_descriptor(x: Tensor, rows: int, stand_in: Tensor) -> Any:
-    """4-D TMA view of packed `x [total, heads, d]` whose row bound moves to any sequence's end.
-
-    Address = 2^30 (2^34 - stride) + (start + length) stride + (2^30 - length + row) stride elements
-    of 2 bytes, which is (start + row) stride modulo 2^64 bytes; row >= length is out of bounds.
-    The idea is that of triton/tools/ragged_tma.py. A tensor without rows is never read, but has no
-    address: `stand_in` lends its own.
-    """
-    total, heads, dim = x.shape
-    stride = x.stride(0) if total > 1 else heads * dim
-    made = copy(_view(stride, heads * dim, rows, dim, x.dtype))
-    made.base = x if total else stand_in
-    return made
-
-
 # Gluon is imported here, not above: it may be missing (`support`).
-@cache
-def _view(stride: int, width: int, rows: int, dim: int, dtype: torch.dtype) -> Any:
-    """A descriptor to copy: Triton checks every new one, which takes longer than all else here."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    return TensorDescriptor(
-        torch.empty(8, dtype=dtype, device="cpu"),
-        [_UNBOUNDED, _UNBOUNDED, _FAR, width],
-        [2**34 - stride, stride, stride, 1],
-        [1, 1, rows, dim],
-        _shared_layout(rows, dim, dtype),
-    )
-
-
-@cache
-def _shared_layout(rows: int, dim: int, dtype: torch.dtype) -> Any:
-    from triton.experimental.gluon import language as gl
-
-    element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, dim], element)
-
-
 @cache
 def _kernel() -> Any:
     from jagbench.impl.kernels.hopper.forward import attention_forward_kernel
