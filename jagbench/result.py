@@ -69,6 +69,13 @@ class Case(Model):
     preparation: Preparation = "included"
 
 
+def stand_beside(one: Case, other: Case) -> bool:
+    """Whether two cases are alike, or apart only in that one of them has nothing to prepare."""
+    preparations = {one.preparation, other.preparation}
+    apart = len(preparations) == 2 and ("none" not in preparations or "alone" in preparations)
+    return not apart and one.model_copy(update={"preparation": other.preparation}) == other
+
+
 class Work(Model):
     """What the case asks for; visible pairs only, no padding, no recomputation.
 

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from jagbench import store
 from jagbench.plain import safe
-from jagbench.result import Case, Outcome, Record
+from jagbench.result import Case, Outcome, Record, stand_beside
 from jagbench.worker import Request
 
 #: Lines of a dead worker's error output that its record keeps.
@@ -65,7 +65,7 @@ def run(
     """
     kept: list[Record] = []
     known: set[tuple[str, Case]] = set()
-    ended: set[tuple[str, Case]] = set()
+    ended: set[frozenset[tuple[str, Case]]] = set()
     on_skip = _once(on_skip)
     while True:
         finished = {*request.finished, *finished_keys(kept, request)}
@@ -75,7 +75,7 @@ def run(
         with contextlib.closing(worker.records()) as records:
             for record in records:
                 if worker.failure:
-                    _refuse_endless(record, ended)
+                    _refuse_endless(worker.begun, ended)
                 path = store.path_for(results, record.hardware, record.who.name)
                 store.append(path, record)
                 kept.append(record)
@@ -86,7 +86,7 @@ def run(
         if not new:
             raise WorkerFailure(f"{request.implementation}: {worker.failure[1]}")
         known |= new
-        ended |= {(record.who.name, record.case) for record in worker.begun}
+        ended.add(_at_work(worker.begun))
 
 
 def _once(callback: Callable[[str, str], None]) -> Callable[[str, str], None]:
@@ -101,8 +101,14 @@ def _once(callback: Callable[[str, str], None]) -> Callable[[str, str], None]:
     return told
 
 
-def _refuse_endless(record: Record, ended: set[tuple[str, Case]]) -> None:
-    if (record.who.name, record.case) in ended:
+def _at_work(begun: Iterable[Record]) -> frozenset[tuple[str, Case]]:
+    """Who was measured on what when a process ended."""
+    return frozenset((record.who.name, record.case) for record in begun)
+
+
+def _refuse_endless(begun: Sequence[Record], ended: set[frozenset[tuple[str, Case]]]) -> None:
+    if begun and _at_work(begun) in ended:
+        record = begun[0]
         raise WorkerFailure(
             f"{record.who.name}: {record.case.workload} has ended a second process, under another "
             f"key than before (version {record.who.version})"
@@ -119,19 +125,23 @@ def finished_keys(records: Iterable[Record], request: Request) -> set[tuple[str,
         return {record.key for record in records}
     groups: dict[tuple[str, Case], list[Record]] = defaultdict(list)
     for record in records:
-        groups[record.session, record.case].append(record)
+        # What has nothing to prepare takes turns with what has: cases apart from that.
+        alike = record.case.model_copy(update={"preparation": "none"})
+        groups[record.session, alike].append(record)
     found: set[tuple[str, ...]] = set()
     for group in groups.values():
-        for first, count in Counter(_keys_of(request.implementation, group)).items():
-            if request.against != request.implementation:
-                found.update(first + second for second in _keys_of(request.against, group))
-            elif count > 1:
-                found.add(first + first)
+        mine = [record for record in group if record.who.name == request.implementation]
+        if request.against == request.implementation:
+            found.update(key * 2 for key, n in Counter(r.key for r in mine).items() if n > 1)
+            continue
+        others = [record for record in group if record.who.name == request.against]
+        found.update(
+            first.key + second.key
+            for first in mine
+            for second in others
+            if stand_beside(first.case, second.case)
+        )
     return found
-
-
-def _keys_of(name: str, records: Sequence[Record]) -> list[tuple[str, ...]]:
-    return [record.key for record in records if record.who.name == name]
 
 
 class _Session:

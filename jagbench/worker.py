@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -127,10 +128,10 @@ def _of_workload(
     workload = find_workload(name)
     finished = frozenset(request.finished)
     source = None
-    for case in _cases(request, implementations, workload, dtype):
+    for found in _cases(request, implementations, workload, dtype):
         group = [
-            measure.Measurement(i, workload, case, device, settings, request.session)
-            for i in implementations
+            measure.Measurement(each, workload, case, device, settings, request.session)
+            for each, case in zip(implementations, found, strict=True)
         ]
         if _key(group) in finished:
             continue
@@ -170,17 +171,28 @@ def _cases(
     implementations: Sequence[Implementation],
     workload: Workload,
     dtype: torch.dtype,
-) -> Iterator[Case]:
-    """Cases that every implementation of the request has, of the preparations asked for."""
+) -> Iterator[tuple[Case, ...]]:
+    """A case for each implementation of the request, of the preparations asked for.
+
+    Side by side go equal cases, and "none" (nothing to prepare) beside both "included" and
+    "excluded", as records of them are compared.
+    """
+    from jagbench.result import stand_beside
     from jagbench.work import cases
 
     regions: Any = request.regions
     modes: Any = request.modes
-    found = [list(cases(i, workload, dtype, regions, modes)) for i in implementations]
-    for case in found[0]:
-        asked = case.preparation in (*request.preparations, "none")
-        if asked and all(case in other for other in found[1:]):
-            yield case
+    first, *rest = (
+        [
+            case
+            for case in cases(each, workload, dtype, regions, modes)
+            if case.preparation in (*request.preparations, "none")
+        ]
+        for each in implementations
+    )
+    for case in first:
+        for others in itertools.product(*([c for c in o if stand_beside(case, c)] for o in rest)):
+            yield case, *others
 
 
 def _settings(request: Request) -> Settings:

@@ -122,6 +122,24 @@ def test_two_implementations_take_turns_and_each_has_its_file(tmp_path):
     assert run(asked, tmp_path) == []
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_what_has_nothing_to_prepare_takes_turns_with_what_has(tmp_path, swapped):
+    names = ["jagbench.reference", "jagbench.peers.padded_sdpa:math"]
+    first, second = reversed(names) if swapped else names
+    asked = request(first, against=second, workloads=WORKLOADS[:1])
+    records = run(asked, tmp_path)
+    assert [(r.who.name, r.case.preparation, r.outcome) for r in records] == [
+        (name, "none" if name == names[0] else preparation, "measured")
+        for preparation in ("included", "excluded")
+        for name in (first, second)
+    ]
+    asked = dataclasses.replace(asked, finished=tuple(finished_keys(records, asked)))
+    assert run(asked, tmp_path) == []
+    (one, other) = run(request(first, against=second, workloads=WORKLOADS[:1],
+                               preparations=("excluded",)), tmp_path / "again")  # fmt: skip
+    assert {one.case.preparation, other.case.preparation} == {"none", "excluded"}
+
+
 def test_a_workload_that_cannot_be_set_up_is_told_and_the_rest_is_measured(stranger, tmp_path):
     choices = {"tile": "64x64"}
     asked = dataclasses.replace(
