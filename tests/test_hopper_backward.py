@@ -70,7 +70,8 @@ def _geometry(keys: int, batch: int = 512, shared_q: bool = False) -> Geometry:
     ("geometry", "mask", "chain"),
     [
         (_geometry(256), Mask(-1, -1, False), 4),
-        (_geometry(257), Mask(-1, -1, False), 1),
+        (_geometry(320), Mask(-1, -1, False), 4),
+        (_geometry(321), Mask(-1, -1, False), 1),
         (_geometry(256, batch=255), Mask(-1, -1, False), 1),
         (_geometry(256), Mask(-1, 0, True), 1),
         (_geometry(256, shared_q=True), Mask(-1, -1, False), 1),
