@@ -51,7 +51,7 @@ def test_gdpa_is_within_every_budget(case, dtype):
 
 @pytest.mark.parametrize("name", ["out", "grad q", "grad k", "grad v"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", ["jagged_attention", "gdpa"])
 def test_one_percent_in_one_sequence_among_many_is_caught_and_located(operator, dtype, name):
     options = {"activation": "silu", "pre_scale": 0.25} if operator == "gdpa" else {}
     inputs = call_of(MANY, operator, dtype, **options)
