@@ -94,8 +94,8 @@ def _over_sequences(
     # Nothing, but tied to q in the graph: an empty batch has gradients too.
     outs = [q[:0, :, :1].expand(-1, -1, v.shape[-1])]
     for sequence in zip(*(torch.split(x[:total], lengths) for x in (q, k, v)), strict=True):
-        for block in zip(*(x.split(block_size) for x in sequence), strict=True):
-            outs.append(_attend(*block, scale, constant_normaliser))
+        for queries, keys, values in zip(*(x.split(block_size) for x in sequence), strict=True):
+            outs.append(_attend(queries, keys, values, scale, constant_normaliser))
     return torch.cat([*outs, q.new_zeros(q.shape[0] - total, q.shape[1], v.shape[-1])])
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -248,3 +249,19 @@ def test_a_naive_run_that_overflows_excuses_nothing_but_an_overflow():
     (wrong,) = judge(large, zeros)
     assert not wrong.ok
     assert wrong.allowed < wrong.error
+
+
+def test_rows_bound_the_slices_of_an_operator_with_one_offsets_argument():
+    inputs = workloads.CATALOGUE["block_attention-d16-moderate"].inputs()
+    outcome = run(inputs.operator.reference, inputs, backward=True)
+    rows, longest = sum(inputs.lengths("offsets")), max(inputs.lengths("offsets"))
+    sizes = []
+
+    def spy(*arguments, **options):
+        sizes.append(arguments[0].shape[0])
+        return inputs.operator.reference(*arguments, **options)
+
+    operator = dataclasses.replace(inputs.operator, reference=spy)
+    judge(dataclasses.replace(inputs, operator=operator), outcome, pairs_per_slice=16 * 700)
+    assert max(sizes) <= max(700, longest) < rows
+    assert sum(sizes) == 2 * rows
