@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jagbench.workload import Workload
+from jagbench.workloads.attention import OffsetsType
 from jagbench.workloads.comparison import TAG as COMPARISON
 from jagbench.workloads.features import LAWS
 from jagbench.workloads.lengths import (
@@ -91,10 +92,10 @@ def _published() -> Iterator[Workload]:
     yield from _separate_rotary()
 
     source = f"{BLOCK_BLOG}: 768 sequences beyond 7000 tokens; ours: log-normal lengths"
-    law = LogNormal(1500, 0.8, 16, 7168)
+    histories = LogNormal(1500, 0.8, 16, 7168)
     for suffix, table in (("", NO_TABLE), ("-rotary", BY_POSITION)):
         long = ("published", "block_attn_long")
-        shape = BlockRecipe(768, 4, 128, law, table=table)
+        shape = BlockRecipe(768, 4, 128, histories, table=table)
         yield _workload(f"l7168-b768{suffix}", shape, _FULL, *long, source=source)
         twin = BlockRecipe(4, 2, 32, LogNormal(40, 0.8, 2, 190), table=table)
         yield _workload(f"long{suffix}-smoke", twin, _TWIN, *long, source=source)
@@ -205,7 +206,7 @@ def _drawn(row: Row | Turn, size: int) -> Recipe:
     """The recipe of a row: tiny (0) or moderate (1)."""
     # Half the sequences of the pair operators' tiny rows: statistics count queries and keys.
     batch, law = (2, 12)[size], LAWS[row.law][size]
-    kind = "int32" if row.int32 else "int64"
+    kind: OffsetsType = "int32" if row.int32 else "int64"
     if isinstance(row, Turn):
         return RotaryRecipe(
             batch, row.heads, row.dim, law, row.values, row.table, row.interleaved, row.inverse,
@@ -247,7 +248,7 @@ def _adversarial() -> Iterator[Workload]:
     """Every edge plain and with a rotary table fused in, and for rotary by itself."""
     for name, lengths, padding, int32, purposes in _EDGES:
         law, batch = Explicit(lengths), len(lengths)
-        kind = "int32" if int32 else "int64"
+        kind: OffsetsType = "int32" if int32 else "int64"
         for suffix, table in (("", NO_TABLE), ("-rotary", BY_POSITION)):
             recipe = BlockRecipe(batch, 2, 32, law, table=table, padding=padding, offsets_type=kind)
             yield _workload(f"{name}{suffix}", recipe, purposes, "adversarial")

@@ -85,7 +85,7 @@ def _set(inputs: Inputs, name: str, *values: int) -> Inputs:
 
 
 def _values(
-    name: str, change: Callable[[torch.Tensor], torch.Tensor]
+    name: str, change: Callable[[torch.Tensor], torch.Tensor | TokenTable]
 ) -> Callable[[Inputs], Inputs]:
     return lambda inputs: inputs.replace(**{name: change(inputs.tensors()[name])})
 
