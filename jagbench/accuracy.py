@@ -85,7 +85,7 @@ def _judge(inputs: Inputs, outcome: Outcome, pairs_per_slice: int | None) -> lis
         n: operator.floor(inputs, _coarser(x.dtype, inputs.dtype)) for n, x in outcome.items()
     }
     gpu = inputs.device.type != "cpu"
-    if gpu and inputs.pair_bounds()[-1] < PAIRS_FOR_A_GPU * inputs.num_sequences:
+    if gpu and _work_bounds(inputs)[-1] < PAIRS_FOR_A_GPU * inputs.num_sequences:
         inputs, gpu = inputs.to(device="cpu"), False
         outcome = {name: value.cpu() for name, value in outcome.items()}
     meters = {name: _Meter(name, inputs, value, floors[name]) for name, value in outcome.items()}
@@ -111,7 +111,7 @@ def _judge(inputs: Inputs, outcome: Outcome, pairs_per_slice: int | None) -> lis
 
 def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
     """Ranges of sequences with at most `limit` query-key pairs each (at least one sequence)."""
-    bounds = inputs.pair_bounds()
+    bounds = _work_bounds(inputs)
     start, count = 0, len(bounds) - 1
     while start < count:
         stop = start + 1
@@ -119,6 +119,18 @@ def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
             stop += 1
         yield range(start, stop)
         start = stop
+
+
+def _work_bounds(inputs: Inputs) -> list[int]:
+    """Running count of query-key pairs before each sequence, `[batch + 1]`.
+
+    Under a single offsets argument the rows take the memory: each counts as its head's elements.
+    """
+    bounds = inputs.pair_bounds()
+    if len(inputs.operator.offsets_arguments) != 1:
+        return bounds
+    width = max((t.shape[-1] for t in inputs.tensors().values() if t.dim() == 3), default=1)
+    return [width * bound for bound in bounds]
 
 
 @dataclass

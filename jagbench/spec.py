@@ -69,6 +69,7 @@ class Operator:
     uncancelled: a function of the same signature whose gradients have the size of the terms that
         cancel in the operator's own; None if nothing cancels. Where a gradient is over its budget,
         the floor is taken of that size too: no kernel can be nearer than the rounding of its terms.
+    unread_in_backward: tensor arguments that no gradient depends on (a linear operator's own).
     approximation: relative error that the inputs' named approximations (a hardware tanh) state for
         themselves; the judge adds it, four times, to the floor.
     """
@@ -84,6 +85,7 @@ class Operator:
     budget: Budget = Budget()
     approximation: Callable[[Inputs], float] = exact
     uncancelled: Callable[..., Any] | None = None
+    unread_in_backward: tuple[str, ...] = ()
     backward_flops_ratio: float = 2.5
     model_backward_flops_ratio: float = 2.0
 

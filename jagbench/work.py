@@ -46,8 +46,9 @@ def cases(
 def work(inputs: Inputs, region: result.Region) -> result.Work:
     """FLOP, least bytes, sequences and tokens of a region.
 
-    Bytes of a backward: every argument and the upstream gradient read, every gradient written; of
-    both passes together: arguments and upstream read once, output and gradients written once.
+    Bytes of a backward: every argument that it needs and the upstream gradient read, every gradient
+    written; of both passes together: arguments and upstream read once, output and gradients written
+    once. Tokens: rows of the longest jagged or dense argument.
     """
     operator = inputs.operator
     forward = operator.flops(inputs)
@@ -55,7 +56,8 @@ def work(inputs: Inputs, region: result.Region) -> result.Work:
     tensors = inputs.tensors()
     gradients = sum(tensors[name].nbytes for name in operator.differentiable if name in tensors)
     upstream = inputs.upstream.nbytes if inputs.upstream is not None else 0
-    arguments = sum(tensor.nbytes for tensor in tensors.values())
+    needed = (t for n, t in tensors.items() if n not in operator.unread_in_backward)
+    arguments = sum(tensor.nbytes for tensor in needed)
     factors = {"forward": (1.0, 1.0)}
     backward = operator.backward_flops_ratio, operator.model_backward_flops_ratio
     factors["backward"] = backward
@@ -66,7 +68,8 @@ def work(inputs: Inputs, region: result.Region) -> result.Work:
         "forward_backward": moved + upstream + gradients,
     }
     kernel, model = factors[region]
-    tokens = max((int(t.shape[0]) for n, t in tensors.items() if n in ("q", "k")), default=0)
+    packed = {n for n, v in operator.layout.items() if v in operator.offsets_arguments}
+    tokens = max((int(t.shape[0]) for n, t in tensors.items() if n in packed), default=0)
     return result.Work(
         flop=round(forward * kernel),
         model_flop=round(forward * model),

@@ -7,13 +7,15 @@ are the functions; the modules of the same names are imported from by their full
 
 from collections.abc import Mapping
 
+from jagbench.reference.block_attention import BLOCK_ATTENTION, block_attention
 from jagbench.reference.gdpa import GDPA, gdpa
 from jagbench.reference.jagged_attention import JAGGED_ATTENTION, jagged_attention
+from jagbench.reference.rotary import ROTARY, rotary
 from jagbench.spec import Operator
 
 #: Every operator by name.
 OPERATORS: Mapping[str, Operator] = {
-    operator.name: operator for operator in (JAGGED_ATTENTION, GDPA)
+    operator.name: operator for operator in (JAGGED_ATTENTION, GDPA, BLOCK_ATTENTION, ROTARY)
 }
 
-__all__ = ["OPERATORS", "gdpa", "jagged_attention"]
+__all__ = ["OPERATORS", "block_attention", "gdpa", "jagged_attention", "rotary"]

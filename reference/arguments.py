@@ -14,6 +14,7 @@ from torch import Tensor
 
 from jagbench.bias import BucketedBias
 from jagbench.pairs import Align, Window, visible_range
+from jagbench.rotary import TokenTable
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 OFFSETS_DTYPES = (torch.int32, torch.int64)
@@ -23,13 +24,7 @@ BUCKET_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 def check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse q `[rows, heads, d]`, k `[rows, kv_heads, d]`, v `[rows, kv_heads, dv]` that clash."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or x.dim() != 3:
-            shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be a tensor [rows, heads, head_dim], got {shape}")
-        if x.dtype not in DTYPES:
-            raise ValueError(f"{name} must have one of the dtypes {DTYPES}, got {x.dtype}")
-        if x.shape[1] < 1 or x.shape[2] < 1:
-            raise ValueError(f"{name} must have heads and head_dim >= 1, got {tuple(x.shape)}")
+        check_packed(name, x)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k and v differ in dtype: {q.dtype}, {k.dtype}, {v.dtype}")
     if not q.device == k.device == v.device:
@@ -44,29 +39,49 @@ def check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"{k.shape[1]} kv_heads do not divide {q.shape[1]} heads")
 
 
-def sequence_lengths(name: str, offsets: Tensor, rows: int, longest: int | None) -> list[int]:
+def check_packed(name: str, x: Tensor) -> None:
+    """Refuse what is no float tensor `[rows, heads, head_dim]`."""
+    if not isinstance(x, Tensor) or x.dim() != 3:
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} must be a tensor [rows, heads, head_dim], got {shape}")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"{name} must have one of the dtypes {DTYPES}, got {x.dtype}")
+    if x.shape[1] < 1 or x.shape[2] < 1:
+        raise ValueError(f"{name} must have heads and head_dim >= 1, got {tuple(x.shape)}")
+
+
+def sequence_lengths(
+    name: str, offsets: Tensor, rows: int, longest: int | None, called: str | None = None
+) -> list[int]:
     """Length of every sequence, from offsets `[batch + 1]` (int32 or int64) over `rows` rows.
 
     longest: the caller's `max_len`, which no sequence may exceed; None sets no limit.
+    called: what the caller names the offsets; None is `<name>_offsets`.
     """
+    called = f"{name}_offsets" if called is None else called
     if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.numel() == 0:
         shape = tuple(offsets.shape) if isinstance(offsets, Tensor) else type(offsets).__name__
-        raise ValueError(f"{name}_offsets must be a tensor [batch + 1], got {shape}")
+        raise ValueError(f"{called} must be a tensor [batch + 1], got {shape}")
     if offsets.dtype not in OFFSETS_DTYPES:
-        raise ValueError(f"{name}_offsets must be int32 or int64, got {offsets.dtype}")
+        raise ValueError(f"{called} must be int32 or int64, got {offsets.dtype}")
     bounds = offsets.tolist()
     if bounds[0] != 0:
-        raise ValueError(f"{name}_offsets must start at 0, got {bounds[0]}")
+        raise ValueError(f"{called} must start at 0, got {bounds[0]}")
     lengths = [stop - start for start, stop in itertools.pairwise(bounds)]
     for i, length in enumerate(lengths):
         if length < 0:
-            raise ValueError(
-                f"{name}_offsets decrease at index {i + 1}: {bounds[i]} to {bounds[i + 1]}"
-            )
+            raise ValueError(f"{called} decrease at index {i + 1}: {bounds[i]} to {bounds[i + 1]}")
     if bounds[-1] > rows:
-        raise ValueError(f"{name}_offsets end at {bounds[-1]}, past the {rows} rows of {name}")
+        raise ValueError(f"{called} end at {bounds[-1]}, past the {rows} rows of {name}")
     check_longest(name, max(lengths, default=0), longest)
     return lengths
+
+
+def packed_lengths(name: str, x: Tensor, offsets: Tensor) -> list[int]:
+    """Length of every sequence of x `[rows, heads, head_dim]` under the one offsets of a call."""
+    if isinstance(offsets, Tensor) and offsets.device != x.device:
+        raise ValueError(f"offsets are on {offsets.device}, the values on {x.device}")
+    return sequence_lengths(name, offsets, x.shape[0], None, called="offsets")
 
 
 def check_longest(name: str, found: int, longest: int | None) -> None:
@@ -108,6 +123,36 @@ def check_mask(causal: bool, align: str, window: Window | None) -> None:
     if window is not None and (not isinstance(window, Sequence) or len(window) != 2):
         raise ValueError(f"window must be (left, right), got {window!r}")
     visible_range(causal, window)
+
+
+def check_block_size(block_size: int) -> None:
+    """Refuse a block size that is not a whole number of at least 1."""
+    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
+        raise ValueError(f"block_size must be a whole number of at least 1, got {block_size!r}")
+
+
+def check_table(name: str, table: Tensor | TokenTable, x: Tensor, lengths: Sequence[int]) -> None:
+    """Refuse a rotary table that does not fit x `[rows, heads, head_dim]` of these lengths."""
+    rows = table.rows if isinstance(table, TokenTable) else table
+    if not isinstance(rows, Tensor) or rows.dim() != 2:
+        shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        raise ValueError(f"{name} must be a tensor [positions, rotary_dim], got {shape}")
+    if rows.dtype not in (x.dtype, torch.float32):
+        raise ValueError(f"{name} must be {x.dtype} or float32, got {rows.dtype}")
+    if rows.device != x.device:
+        raise ValueError(f"{name} is on {rows.device}, the values on {x.device}")
+    if rows.shape[1] < 2 or rows.shape[1] % 2 or rows.shape[1] > x.shape[2]:
+        raise ValueError(
+            f"{name} must have an even number of columns from 2 to the head_dim {x.shape[2]}, "
+            f"got {rows.shape[1]}"
+        )
+    if isinstance(table, TokenTable):
+        if rows.shape[0] != x.shape[0]:
+            raise ValueError(f"{name} has {rows.shape[0]} rows for {x.shape[0]} tokens")
+    elif rows.shape[0] < max(lengths, default=0):
+        raise ValueError(
+            f"{name} has {rows.shape[0]} positions, and the longest sequence has {max(lengths)}"
+        )
 
 
 def dense_bias(bias: Tensor | BucketedBias, q: Tensor, pairs: int) -> Tensor:

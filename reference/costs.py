@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -32,24 +34,42 @@ def forward_bytes(inputs: Inputs) -> int:
 
     Rows past the last offset count nowhere. A bias counts whole, masked pairs included.
     """
-    moved = 0
-    for name, tensor in inputs.tensors().items():
-        layout = SHARED if name in inputs.operator.offsets_arguments else inputs.layout_of(name)
-        rows = tensor.shape[0] if layout in (SHARED, PAIRS) else _valid_rows(inputs, layout)
-        moved += rows * tensor[:1].numel() * tensor.element_size() if tensor.shape[0] else 0
+    moved = read_once(inputs)
     q, v = _q_and_v(inputs)
     dense = inputs.arguments["q_offsets"] is None
-    rows = q.shape[0] * inputs.num_sequences if dense else _valid_rows(inputs, "q_offsets")
+    rows = q.shape[0] * inputs.num_sequences if dense else rows_of(inputs, "q_offsets")
     moved += rows * q.shape[1] * v.shape[2] * q.element_size()
     if inputs.options.get("return_lse"):
         moved += rows * q.shape[1] * (8 if q.dtype == torch.float64 else 4)
     return moved
 
 
-def _valid_rows(inputs: Inputs, layout: str) -> int:
+def read_once(inputs: Inputs, used: Mapping[str, int] | None = None) -> int:
+    """Bytes of every argument read once; rows past the last offset are not.
+
+    used: rows read of arguments that are not read whole.
+    """
+    moved, used = 0, used or {}
+    for name, tensor in inputs.tensors().items():
+        layout = SHARED if name in inputs.operator.offsets_arguments else inputs.layout_of(name)
+        rows = tensor.shape[0] if layout in (SHARED, PAIRS) else rows_of(inputs, layout)
+        rows = used.get(name, rows)
+        moved += rows * tensor[:1].numel() * tensor.element_size() if tensor.shape[0] else 0
+    return moved
+
+
+def rows_of(inputs: Inputs, layout: str) -> int:
+    """Rows up to the last offset."""
     offsets = inputs.offsets(layout)
     assert offsets is not None
     return int(offsets[-1])
+
+
+def longest(inputs: Inputs, layout: str) -> int:
+    """Length of the longest sequence."""
+    lengths = inputs.lengths(layout)
+    assert lengths is not None
+    return int(lengths.max()) if lengths.numel() else 0
 
 
 def _q_and_v(inputs: Inputs) -> tuple[Tensor, Tensor]:

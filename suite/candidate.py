@@ -123,6 +123,11 @@ def option_names(operator: Operator) -> set[str]:
     return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+def has_scale(operator: Operator, **others: Any) -> bool:
+    """Whether an operator has an option that scales its scores (`combinations`)."""
+    return bool({"scale", "pre_scale"} & option_names(operator))
+
+
 def changed(before: Inputs, after: Inputs) -> tuple[str, ...]:
     """Names of tensors (and "upstream") whose bits differ."""
     names = []

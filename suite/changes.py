@@ -74,6 +74,12 @@ def floats(inputs: Inputs, change: Layout, *, names: Sequence[str] | None = None
     return inputs.map(edit)
 
 
+def packed(inputs: Inputs) -> tuple[str, ...]:
+    """Names of the arguments that have a gradient and rows of their own (q, k and v; x)."""
+    names = inputs.operator.differentiable
+    return tuple(n for n in names if n in inputs.tensors() and inputs.tensors()[n].dim() == 3)
+
+
 def transposed(x: Tensor) -> Tensor:
     """The same values, stored with the first two dims exchanged."""
     if x.dim() < 2:

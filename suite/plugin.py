@@ -38,6 +38,7 @@ MARKS = (
     "cases(every, limit, where): workloads a test runs on, all of the session or a few",
     "operators_with(*parameters): run for operators whose signature has these parameters",
     "operator(name): a property of one operator alone",
+    "combinations(where): which of a test's parameters mean something together",
     "needs_gpu(reason): cannot be shown on a CPU",
     "xdist_group(name): tests that share a process, known here for want of pytest-xdist",
 )
@@ -144,13 +145,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_wanted(item: pytest.Item, settings: Settings) -> bool:
-    """Tests of other operators, and with --workload tests of no workload, are left out."""
+    """Tests of other operators, and with --workload tests of no workload, are left out.
+
+    So are parameters that mean nothing together (mark `combinations`).
+    """
     if not _is_ours(item):
         return True
+    parameters = _parameters(item)
+    combinations = item.get_closest_marker("combinations")
+    if combinations is not None and not combinations.kwargs["where"](**parameters):
+        return False
     mark = item.get_closest_marker("operator")
     if mark is not None and mark.args[0] not in settings.operators:
         return False
-    return not settings.chosen or "case" in _parameters(item)
+    return not settings.chosen or "case" in parameters
 
 
 def _is_ours(item: pytest.Item) -> bool:

@@ -12,15 +12,18 @@ from jagbench.execution import Outcome
 from jagbench.inputs import Inputs
 from jagbench.pairs import visible_range
 from jagbench.spec import PAIRS, SHARED
-from jagbench.suite import changes
+from jagbench.suite import changes, shapes
 
 
 def takes_part(inputs: Inputs) -> dict[str, Tensor]:
     """Offsets argument -> bool `[rows]`: whether a row is in any visible pair.
 
-    For operators of q, k, v and offsets; a dense query has no entry. No mask is built: a query
-    sees a range of keys, and a key is seen by a range of queries.
+    A dense query has no entry. Under one offsets argument every row sees itself. No mask is built:
+    a query sees a range of keys, and a key is seen by a range of queries.
     """
+    if not shapes.has_keys(inputs.operator):
+        names = inputs.operator.offsets_arguments
+        return {name: ~_is_padding(inputs, name) for name in names}
     t, options = inputs.tensors(), inputs.options
     left, right = visible_range(bool(options.get("causal")), options.get("window"))
     k_lengths = t["k_offsets"].diff().long()
@@ -36,6 +39,15 @@ def takes_part(inputs: Inputs) -> dict[str, Tensor]:
         rows = t["q"].shape[0]
         seen["q_offsets"] = _reached(t["q_offsets"], rows, k_lengths, shift, left, right)
     return seen
+
+
+def _is_padding(inputs: Inputs, layout: str) -> Tensor:
+    """Whether a row lies past the last offset, `[rows]`."""
+    offsets = inputs.offsets(layout)
+    assert offsets is not None
+    names = inputs.operator.layout
+    rows = next(t.shape[0] for n, t in inputs.tensors().items() if names.get(n) == layout)
+    return torch.arange(rows, device=offsets.device) >= int(offsets[-1])
 
 
 def _reached(

@@ -21,7 +21,7 @@ def test_operators_lists_every_operator_with_its_signature():
     done = call("list", "operators")
     assert done.exit_code == 0
     for operator in OPERATORS.values():
-        assert f"{operator.name}(q" in done.output
+        assert f"{operator.name}{operator.signature}" in done.output
         assert operator.paper in done.output
 
 

@@ -26,7 +26,7 @@ def visible_pairs_by_hand(case):
     return count
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", OPTIONS)
 @quick
 @given(case=cases())
 def test_flops_are_those_of_the_pairs_counted_by_hand(operator, case):
@@ -35,14 +35,14 @@ def test_flops_are_those_of_the_pairs_counted_by_hand(operator, case):
     assert OPERATORS[operator].flops(inputs) == a_pair * visible_pairs_by_hand(case)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", OPTIONS)
 def test_flops_do_not_count_padding(operator):
     case = Case([128, 64], [128, 64], kv_heads=8, qk_dim=64, v_dim=64, padding=(64, 64))
     inputs = call_of(case, operator, torch.bfloat16, **OPTIONS[operator])
     assert OPERATORS[operator].flops(inputs) == 41_943_040
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", OPTIONS)
 def test_a_causal_sequence_of_8_has_36_pairs(operator):
     case = Case([8], [8], causal=True, qk_dim=1, v_dim=1)
     inputs = call_of(case, operator, **OPTIONS[operator])
@@ -81,7 +81,7 @@ def test_bytes_count_the_bias_whole(bias, extra):
     assert jagged_attention_bytes(biased) == plain + extra
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", OPTIONS)
 def test_an_empty_batch_costs_its_offsets_only(operator):
     inputs = call_of(Case([], []), operator, **OPTIONS[operator])
     assert OPERATORS[operator].flops(inputs) == 0

@@ -376,6 +376,15 @@ def test_work_counts_what_each_region_must_read_and_write():
     assert forward.sequences == inputs.num_sequences
 
 
+def test_a_linear_operator_does_not_read_its_argument_again_in_the_backward():
+    inputs = workloads.CATALOGUE["rotary-smoke"].inputs(CPU, torch.float32)
+    sizes = {n: t.nbytes for n, t in inputs.tensors().items()}
+    backward = work(inputs, "backward")
+    assert backward.bytes_moved == 2 * sizes["x"] + sizes["table"] + sizes["offsets"]
+    assert backward.flop == work(inputs, "forward").flop
+    assert backward.tokens == inputs.tensors()["x"].shape[0] == 113
+
+
 def measure_regions():
     return "forward", "backward", "forward_backward"
 

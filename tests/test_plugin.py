@@ -30,6 +30,8 @@ def judge(tmp_path):
         environment |= {"PYTHONPATH": str(tmp_path), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-p", "jagbench.suite.plugin"]
         command += ["--pyargs", "jagbench.suite", "-p", "no:cacheprovider", "--device=cpu"]
+        if not any(option.startswith("--operator") for option in options):
+            command += ["--operator=jagged_attention", "--operator=gdpa"]
         return subprocess.run(
             [*command, "--impl=stranger", "--report=report.json", *options],
             cwd=tmp_path,

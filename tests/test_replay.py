@@ -67,6 +67,21 @@ def test_a_workload_is_made_from_the_text_of_a_command_line(csv, operator):
     assert workload.recipe.lengths(0)["q_offsets"] == [12, 0, 40]
 
 
+@pytest.mark.parametrize("operator", ["block_attention", "rotary"])
+def test_operators_with_one_offsets_argument_are_replayed_with_a_rotary_table(csv, operator):
+    workload = workload_from_text(f"replay:{csv}:history", operator)
+    assert workload.operator == operator
+    assert workload.recipe.lengths(0) == {"offsets": [12, 0, 40]}
+    assert workload.recipe.table.kind == "position"
+    with pytest.raises(ValueError, match=f"{operator} takes no k_column='ads'"):
+        replay(csv, "history", operator=operator, k_column="ads")
+
+
+def test_an_operator_of_no_recipe_is_refused(csv):
+    with pytest.raises(ValueError, match="got 'conv'"):
+        replay(csv, "history", operator="conv")
+
+
 def test_a_path_that_holds_a_colon_is_found(tmp_path):
     path = tmp_path / "a:b.txt"
     path.write_text("7\n")

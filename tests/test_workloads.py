@@ -10,9 +10,12 @@ from jagbench.bias import BucketedBias
 from jagbench.execution import run
 from jagbench.reference import OPERATORS
 from jagbench.reference.activations import ACTIVATIONS
+from jagbench.rotary import TokenTable
 from jagbench.workload import PURPOSES
-from jagbench.workloads import CATALOGUE, AttentionRecipe, select
+from jagbench.workloads import CATALOGUE, AttentionRecipe, BlockRecipe, RotaryRecipe, select
+from jagbench.workloads.attention import OPERATOR_NAMES
 from jagbench.workloads.lengths import Explicit, Fixed, UniformFill
+from jagbench.workloads.packed import Table
 from jagbench.workloads.values import QKNormalised, UniformUnit
 
 SMOKE = select(purpose="smoke")
@@ -22,13 +25,23 @@ PRESETS = {
     "gdpa_self", "gdpa_cross_kv256", "pffn_example", "gdpa_cute_asym", "gdpa_tuning",
     "tb_gdpa_default", "tb_pma", "tlx_gdpa", "pffn_norm_block", "gdpa_fp8", "jfa_broadcast_q",
     "tlx_cross", "block_attn", "block_attn_rotary", "hstu_bench", "hstu_ragged_tb", "kunlun_real",
-    "interformer_internal",
+    "interformer_internal", "block_attn_long",
 }  # fmt: skip
 
 
 def recipe(**changes):
     given = {"operator": "jagged_attention", "batch": 3, "heads": 2, "qk_dim": 16}
     return AttentionRecipe(**{**given, "q_lengths": UniformFill(0.5, 20), **changes})
+
+
+def blocks(**changes):
+    given = {"batch": 3, "heads": 2, "qk_dim": 16, "sequence_lengths": Explicit((5, 0, 7))}
+    return BlockRecipe(**{**given, **changes})
+
+
+def turns(**changes):
+    given = {"batch": 3, "heads": 2, "qk_dim": 16, "sequence_lengths": Explicit((5, 0, 7))}
+    return RotaryRecipe(**{**given, **changes})
 
 
 def draw(made, dtype=torch.float32):
@@ -103,13 +116,13 @@ def test_every_operator_has_workloads_for_every_purpose(operator, purpose):
 
 def test_every_activation_occurs_in_a_smoke_workload():
     used = set()
-    for workload in SMOKE:
+    for workload in select(operator="gdpa", purpose="smoke"):
         given = workload.recipe.activation
         used |= set(given) if isinstance(given, tuple) else {given}
     assert set(ACTIVATIONS) <= used
 
 
-@pytest.mark.parametrize("operator", sorted(OPERATORS))
+@pytest.mark.parametrize("operator", OPERATOR_NAMES)
 def test_every_head_dim_mask_grouping_and_offsets_type_occurs_in_a_smoke_workload(operator):
     made = [w.recipe for w in select(operator=operator, purpose="smoke")]
     assert {16, 32, 64, 72, 80, 96, 104, 128, 192, 256} <= {r.qk_dim for r in made}
@@ -152,12 +165,16 @@ def test_a_workload_keeps_its_operator_s_shapes_and_drawn_statistics(workload):
     inputs = workload.inputs()
     made, drawn = workload.recipe, workload.statistics
     tensors = inputs.tensors()
-    assert tensors["k"].shape == (
-        drawn["k_tokens"] + made.k_padding, made.num_kv_heads, made.qk_dim
-    )  # fmt: skip
-    assert tensors["v"].shape[1:] == (made.num_kv_heads, made.value_dim)
+    if workload.operator in OPERATOR_NAMES:
+        rows = drawn["k_tokens"] + made.k_padding
+        assert inputs.pair_bounds()[-1] == drawn["pairs"]
+    else:
+        rows = drawn["k_tokens"] + made.padding
+    for name in {"k", "x"} & set(tensors):
+        assert tensors[name].shape == (rows, made.num_kv_heads, made.qk_dim)
+    if "v" in tensors:
+        assert tensors["v"].shape[1:] == (made.num_kv_heads, made.value_dim)
     assert inputs.num_sequences == made.batch
-    assert inputs.pair_bounds()[-1] == drawn["pairs"]
     with torch.no_grad():
         out = inputs.call(inputs.operator.reference)
     assert out.shape == inputs.upstream.shape
@@ -289,12 +306,119 @@ def test_a_recipe_that_cannot_be_is_refused(changes, words):
         recipe(**changes)
 
 
+# -- block attention and rotary --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", ["block_attention", "rotary"])
+def test_every_head_dim_table_and_offsets_type_occurs_in_a_smoke_workload_of(operator):
+    made = [w.recipe for w in select(operator=operator, purpose="smoke")]
+    assert {16, 32, 64, 72, 80, 96, 104, 128, 192, 256} <= {r.qk_dim for r in made}
+    assert {"int32", "int64"} == {r.offsets_type for r in made}
+    assert {"position", "log_time"} <= {r.table.kind for r in made}
+    assert {"float32", "values"} == {r.table.dtype for r in made}
+    for kind in ("position", "log_time"):
+        of_kind = [r.table.dim for r in made if r.table.kind == kind]
+        assert None in of_kind
+        assert any(dim is not None for dim in of_kind)
+
+
+def test_every_grouping_block_size_and_rotation_of_values_occurs_in_a_smoke_workload():
+    made = [w.recipe for w in select(operator="block_attention", purpose="smoke")]
+    assert any(r.kv_heads == 1 for r in made)
+    assert any(1 < r.num_kv_heads < r.heads for r in made)
+    assert any(r.value_dim != r.qk_dim for r in made)
+    assert {None, 1, 16, 32, 128} <= {r.block_size for r in made}
+    turned = [r.rotate_values for r in made if r.table.kind != "none"]
+    assert {None, False} <= set(turned)
+    forms = {(r.interleaved, r.inverse) for r in (w.recipe for w in select(operator="rotary"))}
+    assert {(None, None), (False, None), (None, True), (False, True)} <= forms
+
+
+def test_every_tail_of_a_block_occurs_in_a_workload():
+    found = CATALOGUE["block_attention-every-tail"].recipe.lengths(0)["offsets"]
+    assert {n % 64 for n in found} == set(range(64))
+    assert all(n >= 64 for n in found)
+
+
+def test_the_published_rotary_shape_has_its_number_of_tokens_and_heads():
+    for name in ("block_attention-rotary-l2000-1735537-tokens", "rotary-l2000-1735537-tokens"):
+        workload = CATALOGUE[name]
+        assert workload.statistics["q_tokens"] == 1_735_537
+        assert workload.recipe.heads == 3
+        assert workload.recipe.table.kind == "position"
+
+
+def test_histories_beyond_7000_tokens_come_in_batches_of_768():
+    for workload in select(tag="block_attn_long", purpose="full"):
+        assert workload.recipe.batch == 768
+        assert max(workload.recipe.lengths(workload.seed)["offsets"]) > 7000
+
+
+def test_visible_pairs_of_a_workload_are_those_of_whole_blocks_and_tails():
+    found = blocks(sequence_lengths=Explicit((70, 0, 64))).statistics(1)
+    assert found["visible_pairs"] == 64 * 64 + 6 * 6 + 64 * 64
+    assert found["pairs"] == 70 * 70 + 64 * 64
+    assert turns().statistics(1)["visible_pairs"] == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_table_is_drawn_wide_unless_it_is_to_be_like_the_values(dtype):
+    made = blocks(table=Table("position", 8))
+    assert draw(made, dtype).arguments["rotary"].dtype == torch.float32
+    made = blocks(table=Table("position", 8, dtype="values"))
+    assert draw(made, dtype).arguments["rotary"].dtype == dtype
+
+
+def test_a_table_by_position_has_the_rows_of_the_longest_sequence_or_those_asked_for():
+    assert draw(turns()).arguments["table"].shape == (7, 16)
+    made = turns(table=Table("position", 4, positions=20))
+    assert draw(made).arguments["table"].shape == (20, 4)
+    assert draw(turns(batch=0, sequence_lengths=Explicit(()))).arguments["table"].shape == (0, 16)
+
+
+def test_a_table_by_time_has_a_row_for_every_token_and_the_last_event_is_not_turned():
+    table = draw(turns(table=Table("log_time"), padding=2)).arguments["table"]
+    assert isinstance(table, TokenTable)
+    assert table.rows.shape == (14, 16)
+    for last in (4, 11, 12, 13):
+        assert table.rows[last].tolist() == [0.0] * 8 + [1.0] * 8
+    assert (table.rows[:4, :8] != 0).all()
+
+
+def test_only_options_of_a_block_that_are_set_are_passed():
+    assert draw(blocks()).options == {}
+    made = blocks(block_size=16, scale=0.5, rotate_values=False, table=Table("position"))
+    assert draw(made).options == {"block_size": 16, "scale": 0.5, "rotate_values": False}
+    assert draw(turns(interleaved=False, inverse=True)).options == {
+        "interleaved": False, "inverse": True
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: blocks(heads=4, kv_heads=3), "3 kv_heads do not divide 4 heads"),
+        (lambda: blocks(table=Table("position", 18)), "18 columns does not fit heads of 16"),
+        (lambda: blocks(table=Table("position", 7)), "7 columns"),
+        (lambda: blocks(table=Table("position"), v_dim=8), "16 columns does not fit heads of 8"),
+        (lambda: turns(table=Table()), "does not fit heads of 16"),
+    ],
+)
+def test_a_recipe_of_blocks_that_cannot_be_is_refused(make, words):
+    blocks(table=Table("position"), v_dim=8, rotate_values=False)
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
 BYTES = {
     ("gdpa-self-fill0.5-jagged-smoke", "bfloat16"): "0234e9866de4ee2d",
     ("jagged_attention-hstu-smoke", "float32"): "57c2905b9da464f8",
     ("jagged_attention-log-time-bias-causal", "float16"): "506c30c3bf96b0c0",
     ("gdpa-strongly-negative-scores", "float32"): "a6b58af8021e23cb",
     ("gdpa-dense-query-gqa", "bfloat16"): "4faa021002277f31",
+    ("block_attention-d64-log-time-rotary", "bfloat16"): "0903f4bcc92b82b6",
+    ("block_attention-d32-gqa-rotary", "float32"): "d7fe8159961691b6",
+    ("rotary-smoke", "float16"): "6c2ab6d5b79c7fa0",
 }
 DIGESTS = {
     "gdpa-self-l1024-fill0.5-jagged": "61df80dd31f31c54",
@@ -302,4 +426,8 @@ DIGESTS = {
     "gdpa-hstu-l4096": "db31da2712110994",
     "jagged_attention-block-rotary-shape": "601d9784f9176702",
     "gdpa-more-than-65535-sequences": "36e95e7e960462ad",
+    "block_attention-l2000-fill0.7": "38f8c9a57f0bd949",
+    "block_attention-rotary-l2000-1735537-tokens": "30fcec486e8c58cb",
+    "block_attention-l7168-b768-rotary": "4754b0bb6fa39221",
+    "rotary-l2000-1735537-tokens": "9468c48b728d7de8",
 }

@@ -2,6 +2,14 @@
 
 from jagbench.workloads.attention import AttentionRecipe
 from jagbench.workloads.catalogue import CATALOGUE, select
+from jagbench.workloads.packed import BlockRecipe, RotaryRecipe
 from jagbench.workloads.replay import workload_from_text
 
-__all__ = ["CATALOGUE", "AttentionRecipe", "select", "workload_from_text"]
+__all__ = [
+    "CATALOGUE",
+    "AttentionRecipe",
+    "BlockRecipe",
+    "RotaryRecipe",
+    "select",
+    "workload_from_text",
+]

@@ -148,19 +148,7 @@ class AttentionRecipe:
             align=self.align,
             window=self.window,
         )
-        return {
-            "sequences": self.batch,
-            "q_tokens": sum(q),
-            "k_tokens": sum(k),
-            "pairs": sum(m * n for m, n in zip(q, k, strict=True)),
-            "visible_pairs": int(visible.sum()),
-            "padded_pairs": self.batch * max(q, default=0) * max(k, default=0),
-            "q_fill": _ratio(sum(q), self.batch * max(q, default=0)),
-            "k_fill": _ratio(sum(k), self.batch * max(k, default=0)),
-            "q_max_over_mean": _ratio(self.batch * max(q, default=0), sum(q)),
-            "k_max_over_mean": _ratio(self.batch * max(k, default=0), sum(k)),
-            "empty_sequences": sum(m == 0 or n == 0 for m, n in zip(q, k, strict=True)),
-        }
+        return jagged_statistics(q, k, int(visible.sum()))
 
     def draw(self, seed: int, dtype: torch.dtype, device: torch.device, upstream: bool) -> Inputs:
         """Inputs of a seed on a device; the same bytes on every machine."""
@@ -193,8 +181,7 @@ class AttentionRecipe:
         return Inputs(OPERATORS[self.operator], arguments, self.options, gradient)
 
     def _offsets(self, lengths: list[int], device: torch.device) -> Tensor:
-        sums = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
-        return sums.to(device=device, dtype=_OFFSETS_TYPES[self.offsets_type])
+        return offsets_of(lengths, self.offsets_type, device)
 
     def _bias(
         self, seed: int, drawn: Mapping[str, list[int]], dtype: torch.dtype, device: torch.device
@@ -209,15 +196,39 @@ class AttentionRecipe:
         shape = (self.buckets, 1, columns)
         table = draw_values(_BIAS_LAW, "bias.table", shape, seed, dtype, device)[:, 0]
         q_offsets, k_offsets = self._offsets(q, device), self._offsets(k, device)
-        k_times = _event_times(counter.stream(seed, "k_times"), k_offsets)
+        k_times = event_times(counter.stream(seed, "k_times"), k_offsets)
         # A self-attention's queries are the same events as its keys.
         q_times = k_times
         if self.k_lengths is not None:
-            q_times = _event_times(counter.stream(seed, "q_times"), q_offsets)
+            q_times = event_times(counter.stream(seed, "q_times"), q_offsets)
         return log_time_bias(table, q_times, k_times, q_offsets, k_offsets)
 
 
-def _event_times(key: int, offsets: Tensor) -> Tensor:
+def jagged_statistics(q: list[int], k: list[int], visible_pairs: int) -> dict[str, float]:
+    """Statistics of a batch of these query and key lengths, of which so many pairs are visible."""
+    batch = len(q)
+    return {
+        "sequences": batch,
+        "q_tokens": sum(q),
+        "k_tokens": sum(k),
+        "pairs": sum(m * n for m, n in zip(q, k, strict=True)),
+        "visible_pairs": visible_pairs,
+        "padded_pairs": batch * max(q, default=0) * max(k, default=0),
+        "q_fill": _ratio(sum(q), batch * max(q, default=0)),
+        "k_fill": _ratio(sum(k), batch * max(k, default=0)),
+        "q_max_over_mean": _ratio(batch * max(q, default=0), sum(q)),
+        "k_max_over_mean": _ratio(batch * max(k, default=0), sum(k)),
+        "empty_sequences": sum(m == 0 or n == 0 for m, n in zip(q, k, strict=True)),
+    }
+
+
+def offsets_of(lengths: list[int], kind: OffsetsType, device: torch.device) -> Tensor:
+    """Offsets `[batch + 1]` of lengths."""
+    sums = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
+    return sums.to(device=device, dtype=_OFFSETS_TYPES[kind])
+
+
+def event_times(key: int, offsets: Tensor) -> Tensor:
     """Event times in seconds before each sequence's last event, int64 `[total]`, rising."""
     bounds = offsets.long()
     total = int(bounds[-1])

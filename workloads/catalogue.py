@@ -9,6 +9,7 @@ from types import MappingProxyType
 from jagbench.workload import Workload
 from jagbench.workloads.adversarial import adversarial
 from jagbench.workloads.attention import OPERATOR_NAMES
+from jagbench.workloads.blocks import blocks
 from jagbench.workloads.comparison import comparison, tagged
 from jagbench.workloads.features import features
 from jagbench.workloads.published import published
@@ -20,6 +21,7 @@ def _all() -> Iterator[Workload]:
     for operator in OPERATOR_NAMES:
         yield from features(operator)
         yield from adversarial(operator)
+    yield from blocks()
 
 
 def _catalogue() -> Mapping[str, Workload]:

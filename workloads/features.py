@@ -42,7 +42,7 @@ _FULL = frozenset({"full"})
 
 @dataclass(frozen=True)
 class Row:
-    """One combination of options; lengths are given by the name of a law in `_LAWS`."""
+    """One combination of options; lengths are given by the name of a law in `LAWS`."""
 
     name: str
     dim: int
@@ -66,7 +66,7 @@ class Row:
 
 
 #: Law by name at the two sizes: tiny (batch 4) and moderate (batch 12).
-_LAWS: dict[str, tuple[LengthLaw, LengthLaw]] = {
+LAWS: dict[str, tuple[LengthLaw, LengthLaw]] = {
     "uniform": (UniformFill(0.5, 70), UniformFill(0.5, 600)),
     "nearly-full": (UniformFill(0.9, 66), UniformFill(0.9, 520)),
     "short": (UniformFill(0.5, 24), UniformFill(0.5, 96)),
@@ -174,8 +174,8 @@ def _recipe(row: Row, operator: str, batch: int, size: int) -> AttentionRecipe:
         batch=batch,
         heads=row.heads,
         qk_dim=row.dim,
-        q_lengths=_LAWS[row.q][size],
-        k_lengths=None if row.k is None else _LAWS[row.k][size],
+        q_lengths=LAWS[row.q][size],
+        k_lengths=None if row.k is None else LAWS[row.k][size],
         kv_heads=row.kv_heads,
         v_dim=row.v_dim,
         values=row.values,

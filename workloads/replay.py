@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from jagbench.workload import Workload
-from jagbench.workloads.attention import AttentionRecipe
+from jagbench.workload import Recipe, Workload
+from jagbench.workloads.attention import OPERATOR_NAMES, AttentionRecipe
 from jagbench.workloads.lengths import Explicit
+from jagbench.workloads.packed import BY_POSITION, BlockRecipe, RotaryRecipe
 
 #: What a workload specification on a command line begins with.
 PREFIX = "replay:"
@@ -41,26 +42,21 @@ def replay(
     path: a text file, or `.csv`, `.parquet`, `.npy` by its suffix.
     column: column of a CSV or Parquet file; may be left out where there is only one.
     k_column: column of the key lengths; without it they are those of the queries.
-    heads, kv_heads, qk_dim, causal: as of `AttentionRecipe`. activation: of gdpa only.
+    heads, kv_heads, qk_dim, causal: as of `AttentionRecipe`. activation: of gdpa only. Operators
+        with one offsets argument take a rotary table by position, and no k_column nor causal.
     Raises ValueError naming the file, the place and the value that is no length, and ImportError
     where a Parquet file is given and pyarrow is missing.
     """
     path = Path(path)
     q = read_lengths(path, column)
     k = None if k_column is None else read_lengths(path, k_column)
-    gdpa = operator == "gdpa"
-    recipe = AttentionRecipe(
-        operator=operator,
-        batch=len(q),
-        heads=heads,
-        qk_dim=qk_dim,
-        q_lengths=Explicit(tuple(q)),
-        k_lengths=None if k is None else Explicit(tuple(k)),
-        kv_heads=kv_heads,
-        causal=causal,
-        activation=activation if gdpa else None,
-        pre_scale=1 / math.sqrt(qk_dim) if gdpa else None,
-    )
+    recipe: Recipe
+    if operator in OPERATOR_NAMES:
+        recipe = _of_pairs(operator, q, k, heads, kv_heads, qk_dim, causal, activation)
+    else:
+        if k is not None or causal:
+            raise ValueError(f"{operator} takes no k_column={k_column!r} and no causal={causal}")
+        recipe = _packed(operator, q, heads, kv_heads, qk_dim)
     columns = [c for c in (column, k_column) if c is not None]
     name = "-".join((operator, "replay", path.stem, *columns))
     return Workload(
@@ -72,6 +68,43 @@ def replay(
         tags=frozenset({"replay"}),
         source=path.name,
     )
+
+
+def _of_pairs(
+    operator: str,
+    q: list[int],
+    k: list[int] | None,
+    heads: int,
+    kv_heads: int | None,
+    qk_dim: int,
+    causal: bool,
+    activation: str,
+) -> AttentionRecipe:
+    gdpa = operator == "gdpa"
+    return AttentionRecipe(
+        operator=operator,
+        batch=len(q),
+        heads=heads,
+        qk_dim=qk_dim,
+        q_lengths=Explicit(tuple(q)),
+        k_lengths=None if k is None else Explicit(tuple(k)),
+        kv_heads=kv_heads,
+        causal=causal,
+        activation=activation if gdpa else None,
+        pre_scale=1 / math.sqrt(qk_dim) if gdpa else None,
+    )
+
+
+def _packed(
+    operator: str, lengths: list[int], heads: int, kv_heads: int | None, qk_dim: int
+) -> Recipe:
+    law = Explicit(tuple(lengths))
+    if operator == "block_attention":
+        return BlockRecipe(len(lengths), heads, qk_dim, law, kv_heads=kv_heads, table=BY_POSITION)
+    if operator == "rotary":
+        return RotaryRecipe(len(lengths), heads, qk_dim, law)
+    known = (*OPERATOR_NAMES, "block_attention", "rotary")
+    raise ValueError(f"operator must be one of {known}, got {operator!r}")
 
 
 def workload_from_text(specification: str, operator: str = "jagged_attention") -> Workload:

@@ -65,25 +65,28 @@ def test_checkpointing_under_autocast_gives_the_same_gradients(
     """A recompute under autocast gave other metadata than the first run (pytorch 141896)."""
     inputs = repeatable(_draw(candidate, operator, torch.float32, v_dim=32))
     function = candidate.settings.implementation.get(operator.name)
+    names = changes.packed(inputs)
     weight = torch.linspace(-0.4, 0.6, 32 * 32, device=inputs.device).reshape(32, 32)
 
-    def block(q: Tensor, k: Tensor, v: Tensor, shared: Tensor) -> Tensor:
-        # The same weight twice: autocast caches its cast.
-        projected = inputs.replace(q=(q @ shared).to(v.dtype), k=(k @ shared).to(v.dtype), v=v)
-        return projected.call(function)  # type: ignore[no-any-return]
+    def block(*leaves: Tensor) -> Tensor:
+        # The same weight twice where there are two to project: autocast caches its cast.
+        values = dict(zip(names, leaves, strict=False))
+        for name in names[: max(1, len(names) - 1)]:
+            values[name] = (values[name] @ leaves[-1]).to(values[name].dtype)
+        return inputs.replace(**values).call(function)  # type: ignore[no-any-return]
 
     assert inputs.upstream is not None
     upstream = inputs.upstream
 
     def gradients(wrapped: bool) -> dict[str, Tensor]:
         t = inputs.tensors()
-        leaves = [t[n].clone().requires_grad_() for n in ("q", "k", "v")]
+        leaves = [t[n].clone().requires_grad_() for n in names]
         leaves.append(weight.clone().requires_grad_())
         with _autocast(candidate):
             out = checkpoint(block, *leaves, use_reentrant=False) if wrapped else block(*leaves)
             loss = (out.float() * upstream).sum()
         found = torch.autograd.grad(loss, leaves)
-        return dict(zip(("grad q", "grad k", "grad v", "grad weight"), found, strict=True))
+        return dict(zip([f"grad {n}" for n in (*names, "weight")], found, strict=True))
 
     assert not differing(gradients(False), gradients(True))
 
@@ -122,7 +125,7 @@ def test_fake_tensors_have_the_strides_of_real_ones(
 ) -> None:
     """dv was allocated like k when traced, like v when run (pytorch 119500)."""
     inputs = _draw(candidate, operator, candidate.settings.main_dtype, heads=4, kv_heads=2)
-    inputs = changes.floats(inputs, changes.transposed, names=("q", "v"))
+    inputs = changes.floats(inputs, changes.transposed, names=changes.packed(inputs)[::2])
     function = candidate.settings.implementation.get(operator.name)
     real = run(function, inputs, backward=True)
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:

@@ -44,6 +44,7 @@ def test_rows_that_take_part_in_nothing_are_exactly_zero(candidate: Candidate, c
     assert not found, "; ".join(found)
 
 
+@pytest.mark.operators_with("causal", "window", "k_offsets")
 @pytest.mark.parametrize("hidden", ["by-causal", "by-window", "by-no-keys"])
 def test_rows_that_see_no_key_give_zero(
     candidate: Candidate, operator: Operator, hidden: str, check: Check

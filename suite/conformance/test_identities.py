@@ -14,7 +14,7 @@ from jagbench.execution import Outcome
 from jagbench.inputs import Inputs, concatenate
 from jagbench.spec import SHARED, Operator
 from jagbench.suite import changes, shapes
-from jagbench.suite.candidate import Candidate, option_names
+from jagbench.suite.candidate import Candidate, has_scale, option_names
 from jagbench.suite.cases import Case
 from jagbench.suite.identities import broken, naive_of, truth_of
 
@@ -189,6 +189,7 @@ def test_alignments_agree_where_lengths_are_equal(candidate: Candidate, operator
     )
 
 
+@pytest.mark.operators_with("k_offsets")
 def test_order_of_keys_does_not_matter(candidate: Candidate, operator: Operator) -> None:
     """Without a mask, keys in another order give the same output: no position is special."""
     inputs = _draw(candidate, operator, [20, 9], [131, 12])
@@ -226,14 +227,13 @@ def test_gradients_are_linear_in_the_upstream_gradient(candidate: Candidate, cas
     assert not found, f"parts of the upstream gradient do not add up: {found}"
 
 
+@pytest.mark.combinations(where=has_scale)
 @pytest.mark.parametrize("factor", [4.0, 0.25])
 def test_scale_moves_freely_between_query_and_option(
     candidate: Candidate, operator: Operator, factor: float
 ) -> None:
     """A factor (a power of two: exact) on the queries is the same factor in the scale."""
-    name = next((n for n in ("scale", "pre_scale") if n in option_names(operator)), None)
-    if name is None:
-        pytest.skip(f"{operator.name} has no scale")
+    name = next(n for n in ("scale", "pre_scale") if n in option_names(operator))
     inputs = _draw(candidate, operator, [20, 9], [31, 12], **{name: 0.11})
     louder = changes.floats(inputs, lambda x: x * factor, names=("q",))
     truth = truth_of(inputs)
@@ -269,6 +269,7 @@ def test_one_activation_per_head_is_each_activation_on_its_head(
     _holds(candidate, inputs.with_options(activation=names), truth)
 
 
+@pytest.mark.operators_with("q", "k", "v")
 def test_grouped_heads_are_repeated_keys(candidate: Candidate, operator: Operator) -> None:
     """Keys of two heads for six queries' heads: as if repeated, their gradients summed."""
     inputs = _draw(candidate, operator, [20, 9], [31, 12], heads=6, kv_heads=2)
@@ -280,6 +281,7 @@ def test_grouped_heads_are_repeated_keys(candidate: Candidate, operator: Operato
     _holds(candidate, inputs, truth)
 
 
+@pytest.mark.operators_with("q_offsets")
 def test_a_dense_query_is_the_same_query_in_every_sequence(
     candidate: Candidate, operator: Operator
 ) -> None:
@@ -297,6 +299,7 @@ def test_a_dense_query_is_the_same_query_in_every_sequence(
     _holds(candidate, dense, truth)
 
 
+@pytest.mark.operators_with("q", "k", "v")
 def test_twice_the_values_are_twice_the_output(candidate: Candidate, operator: Operator) -> None:
     """The output is linear in the values."""
     inputs = _draw(candidate, operator, [20, 9], [31, 12])

@@ -177,12 +177,35 @@ def test_strided_inputs_give_the_same_result(
     check(inputs, candidate.run_in_place(odd, backward=True))
 
 
+@pytest.mark.operators_with("q", "k", "v")
+def test_views_of_one_packed_tensor_give_the_same_result(
+    candidate: Candidate, operator: Operator, check: Check
+) -> None:
+    """q, k and v as views of one [total, 3, heads, dim], its gradient in one piece too.
+
+    The backward of packed arguments had never run (flash-attention 569).
+    """
+    settings = candidate.settings
+    inputs = shapes.attention(
+        operator, [21, 0, 70], dtype=settings.main_dtype, device=settings.device
+    )
+    t, function = inputs.tensors(), settings.implementation.get(operator.name)
+    leaf = torch.stack([t[n] for n in "qkv"], 1).requires_grad_()
+    views = dict(zip("qkv", leaf.unbind(1), strict=True))
+    result = inputs.replace(**views).call(function)
+    out = result[0] if isinstance(result, tuple) else result
+    (gradient,) = torch.autograd.grad(out, leaf, inputs.upstream)
+    found = {f"grad {n}": g for n, g in zip("qkv", gradient.unbind(1), strict=True)}
+    check(inputs, {"out": out.detach(), **found})
+
+
 @pytest.mark.cases(limit=1)
 def test_expanded_inputs_give_the_same_result(
     candidate: Candidate, case: Case, check: Check
 ) -> None:
     """One head expanded over all heads (stride 0) means what its copy means."""
-    inputs = changes.floats(_inputs(candidate, case), changes.expanded, names=("q", "k", "v"))
+    inputs = _inputs(candidate, case)
+    inputs = changes.floats(inputs, changes.expanded, names=changes.packed(inputs))
     check(inputs.map(lambda _, t: t.contiguous()), candidate.run_in_place(inputs, backward=True))
 
 

@@ -14,7 +14,7 @@ from jagbench.execution import Outcome
 from jagbench.inputs import Inputs
 from jagbench.spec import Operator
 from jagbench.suite import changes, shapes
-from jagbench.suite.candidate import Candidate, differing, option_names, repeatable
+from jagbench.suite.candidate import Candidate, differing, has_scale, option_names, repeatable
 from jagbench.suite.room import room_for
 
 Check = Callable[[Inputs, Outcome], None]
@@ -30,7 +30,12 @@ def _wide(x: Tensor) -> Tensor:
     return view.copy_(x)
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "upstream"])
+def _is_argument(operator: Operator, name: str) -> bool:
+    return name == "upstream" or name in operator.signature.parameters
+
+
+@pytest.mark.combinations(where=_is_argument)
+@pytest.mark.parametrize("name", ["q", "k", "v", "x", "upstream"])
 def test_rows_that_start_past_2_to_the_31_elements(
     candidate: Candidate, operator: Operator, name: str
 ) -> None:
@@ -62,6 +67,7 @@ def _many_equal_keys(operator: Operator, device: torch.device) -> Inputs:
     return inputs.replace(q=unit, k=keys, v=torch.ones_like(keys))
 
 
+@pytest.mark.operators_with("k_offsets")
 def test_the_last_of_many_keys_counts_in_full(candidate: Candidate, operator: Operator) -> None:
     """A sum kept in fp16 or bf16 stops growing; a length kept in 16 bits turns negative."""
     inputs = _many_equal_keys(operator, candidate.settings.device)
@@ -90,11 +96,10 @@ def test_a_window_side_of_zero_is_a_bound(
     check(inputs, candidate.run(inputs, backward=True))
 
 
+@pytest.mark.combinations(where=has_scale)
 def test_a_scale_of_zero_is_a_scale(candidate: Candidate, operator: Operator, check: Check) -> None:
     """0 is not None: softmax becomes the mean of the values; gdpa without its scores is act(0)."""
     names = {"scale", "pre_scale"} & option_names(operator)
-    if not names:
-        pytest.skip(f"{operator.name} has no scale")
     settings = candidate.settings
     inputs = shapes.attention(
         operator, [9, 4], [7, 6], dtype=settings.main_dtype, device=settings.device
@@ -212,5 +217,5 @@ def test_more_than_65535_sequences(
 def test_a_sequence_of_33728_zeros(candidate: Candidate, operator: Operator) -> None:
     """A length cast to 16 bits made NaN (xformers 719)."""
     inputs = _draw(candidate, operator, [33_728], dim=64)
-    zeros = changes.floats(inputs, torch.zeros_like, names=("q", "k", "v"))
+    zeros = changes.floats(inputs, torch.zeros_like, names=changes.packed(inputs))
     assert (candidate.run(zeros)["out"] == 0).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from wrong.block_faults import BLOCK_FAULTS
 from wrong.fault import Fault
 from wrong.fault import on_workloads as _on
 
@@ -381,4 +382,11 @@ CONTRACT: tuple[Fault, ...] = (
 )
 
 #: All of them.
-FAULTS: tuple[Fault, ...] = (*VALUES, *MASKS, *MEMORY, *GRADIENTS, *CONTRACT)
+FAULTS: tuple[Fault, ...] = (
+    *VALUES,
+    *MASKS,
+    *MEMORY,
+    *GRADIENTS,
+    *CONTRACT,
+    *BLOCK_FAULTS,
+)

@@ -1,4 +1,4 @@
-"""A right implementation of jagged_attention and gdpa, made of exchangeable steps.
+"""A right implementation of every operator, made of exchangeable steps.
 
 One loop over sequences with explicit backward formulas (spec 3.4 and 4.1), independent of the
 reference. Work is done in float32 or wider.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from jagbench.bias import BucketedBias
 from wrong import steps as step
+from wrong import turns
 from wrong.call import Call, Tile, Window, check
 from wrong.steps import Bounds
 
@@ -49,6 +50,11 @@ class Steps:
     after: Callable[[Call], None] = step.no_action
     finish: Callable[[Call, str, Tensor], Tensor] = step.keep
     upstream: Callable[[Call, str, Tensor], Tensor] = step.keep
+    check_packed: Callable[[Tensor, Tensor, turns.Table | None], None] = turns.check_packed
+    cut: Callable[[Sequence[int], int], list[int]] = turns.cut
+    angles: Callable[[turns.Table, Sequence[int]], Tensor] = turns.angles
+    turn: Callable[[Tensor, turns.Rotation], Tensor] = turns.turn
+    turn_back: Callable[[Tensor, turns.Rotation], Tensor] = turns.turn_back
 
     def jagged_attention(
         self,
@@ -130,6 +136,62 @@ class Steps:
             deterministic=deterministic,
         )
         return self._call(call)[0]
+
+    def block_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        offsets: Tensor,
+        *,
+        block_size: int = 64,
+        scale: float | None = None,
+        rotary: turns.Table | None = None,
+        rotate_values: bool = True,
+    ) -> Any:
+        """Attention over sequences that are cut at their blocks, after a rotation."""
+        if block_size < 1:
+            raise ValueError(f"block_size {block_size}")
+        turned = {"q": True, "k": True, "v": rotate_values}
+        given = {"q": q, "k": k, "v": v}
+        for name, x in given.items():
+            if x.shape[0] != q.shape[0] or x.dtype != q.dtype:
+                raise ValueError(f"{name}: {x.shape[0]} rows of {x.dtype}, q {q.shape[0]}")
+            self.check_packed(x, offsets, rotary if turned[name] else None)
+        bounds, wide = offsets.tolist(), torch.promote_types(q.dtype, torch.float32)
+        values = {name: x.to(wide) for name, x in given.items()}
+        if rotary is not None:
+            angles = self.angles(rotary, bounds)
+            for name in [n for n in values if turned[n]]:
+                by = turns.Rotation(angles, True, 1, bounds[-1], name)
+                values[name] = self._turned(values[name], by)
+        ends = torch.tensor(self.cut(bounds, block_size), device=q.device)
+        pre = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+        call = Call(softmax=True, **values, q_offsets=ends, k_offsets=ends, pre=pre)
+        return self._call(call)[0].to(q.dtype)
+
+    def rotary(
+        self,
+        x: Tensor,
+        offsets: Tensor,
+        table: turns.Table,
+        *,
+        interleaved: bool = True,
+        inverse: bool = False,
+    ) -> Any:
+        """Every pair of x turned by its row's angle."""
+        self.check_packed(x, offsets, table)
+        bounds = offsets.tolist()
+        by = turns.Rotation(
+            self.angles(table, bounds), interleaved, -1 if inverse else 1, bounds[-1], "x"
+        )
+        return self._turned(x.to(torch.promote_types(x.dtype, torch.float32)), by).to(x.dtype)
+
+    def _turned(self, x: Tensor, by: turns.Rotation) -> Tensor:
+        turned: Tensor = turns.Turned.apply(  # type: ignore[no-untyped-call]
+            self.turn, self.turn_back, by, x
+        )
+        return turned
 
     def _call(self, call: Call) -> tuple[Tensor, Tensor]:
         self.check(call)
