@@ -64,20 +64,21 @@ def paired(
     Raises ValueError where a side holds two implementations (by hardware: two devices) of one case.
     """
     present = [{(_held(r, by), r.case) for r in side} for side in (baseline, candidate)]
-    left = _by_key(baseline, present[1], by, sessions, "baseline")
-    right = _by_key(candidate, present[0], by, sessions, "candidate")
+    left = _by_key(baseline, present[1], by, "baseline")
+    right = _by_key(candidate, present[0], by, "candidate")
     failed = [failures(side) for side in (baseline, candidate)]
     pairs: list[Pair] = []
     refused: list[Refused] = []
-    for key, records in left.items():
+    for key in left:
         if key in right:
-            sides = (("baseline", records), ("candidate", right[key]))
+            first, second = _taken(left[key], right[key], sessions)
+            sides = (("baseline", first), ("candidate", second))
             doubts = tuple(
                 f"{name}: {text}"
                 for (name, taken), found in zip(sides, failed, strict=True)
                 for text in found.get(taken[-1].key, ())
             )
-            pair = Pair(key[1], key[0], records, right[key], doubts)
+            pair = Pair(key[1], key[0], first, second, doubts)
             reason = unfit(pair)
             if reason is None:
                 pairs.append(pair)
@@ -112,9 +113,9 @@ def _held(record: Record, by: By) -> str:
 
 
 def _by_key(
-    records: Sequence[Record], other: Collection[Key], by: By, sessions: Sessions, side: str
-) -> dict[Key, tuple[Record, ...]]:
-    """What is held and the case -> the records to take, in the order they were kept in."""
+    records: Sequence[Record], other: Collection[Key], by: By, side: str
+) -> dict[Key, list[Record]]:
+    """What is held and the case -> the records of it, in the order they were kept in."""
     found: dict[Key, list[Record]] = defaultdict(list)
     for record in records:
         for key in _places(record, other, by):
@@ -126,7 +127,7 @@ def _by_key(
                 f"{side} holds {len(varied)} of {case.operator} {case.workload} on {held}: "
                 f"{', '.join(sorted(varied))}; choose one"
             )
-    return {key: _taken(group, sessions) for key, group in found.items()}
+    return dict(found)
 
 
 def _places(record: Record, other: Collection[Key], by: By) -> list[Key]:
@@ -146,14 +147,26 @@ def _places(record: Record, other: Collection[Key], by: By) -> list[Key]:
     return views if views and own not in other else [own, *views]
 
 
-def _taken(records: Sequence[Record], sessions: Sessions) -> tuple[Record, ...]:
-    """Of the last record's measurement all of its session, or of all sessions.
+def _taken(
+    left: Sequence[Record], right: Sequence[Record], sessions: Sessions
+) -> tuple[tuple[Record, ...], tuple[Record, ...]]:
+    """Of each side the newest measurement: all of its session, or of all sessions.
 
-    The order is that of the file: a clock that was set back must not hide what came later.
+    Only of the source, commit and versions of its last record. The newest session of one side is
+    taken for both if the other has it too: only there were the two measured side by side. The order
+    is that of the file: a clock that was set back must not hide what came later.
     """
-    last = records[-1]
-    same = [record for record in records if record.key == last.key]
-    return tuple(r for r in same if sessions == "all" or r.session == last.session)
+    sides = [[r for r in side if r.key == side[-1].key] for side in (left, right)]
+    if sessions == "all":
+        return tuple(sides[0]), tuple(sides[1])
+    held = [{record.session for record in side} for side in sides]
+    newest = [side[-1].session for side in sides]
+    shared = next((name for name in newest if name in held[0] & held[1]), None)
+    first, second = (
+        tuple(record for record in side if record.session == (shared or name))
+        for side, name in zip(sides, newest, strict=True)
+    )
+    return first, second
 
 
 def unfit(pair: Pair) -> Refused | None:

@@ -208,7 +208,8 @@ class Record(Model):
         reason says what is impossible about it.
     flags: doubts that do not make it invalid ("clocks disagree: ...", "throttled: ...").
     hardware: folder name of the device ("nvidia-h200").
-    session: one per run of the command; samples of one session were taken side by side.
+    session: one per run of the command, and per view of a pair of which one side has nothing to
+        prepare; samples of one session were taken side by side.
     configuration: kernel -> tile and other choices that an autotuner or a table made.
     """
 

@@ -129,8 +129,9 @@ def _of_workload(
     finished = frozenset(request.finished)
     source = None
     for found in _cases(request, implementations, workload, dtype):
+        session = _session(request, found)
         group = [
-            measure.Measurement(each, workload, case, device, settings, request.session)
+            measure.Measurement(each, workload, case, device, settings, session)
             for each, case in zip(implementations, found, strict=True)
         ]
         if _key(group) in finished:
@@ -147,6 +148,18 @@ def _of_workload(
             records = (measure.finish(group[0], source),)
         for record in records:
             yield {"record": record.model_dump(mode="json")}
+
+
+def _session(request: Request, group: Sequence[Case]) -> str:
+    """The request's session; one of its own for each view of what is paired in two.
+
+    What has nothing to prepare is then measured twice under one key: beside either view by itself.
+    """
+    views = {case.preparation for case in group}
+    if len(views) == 1:
+        return request.session
+    (view,) = views - {"none"}
+    return f"{request.session}-{view}"
 
 
 def _key(group: Sequence[Measurement]) -> tuple[str, ...]:

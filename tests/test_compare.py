@@ -151,6 +151,25 @@ def test_the_order_of_the_file_goes_before_a_clock_that_was_set_back():
     assert lines[1].startswith("  wrong")
 
 
+def test_each_view_of_a_pair_is_compared_with_what_stood_beside_it():
+    peer = [
+        record(preparation=p, session=f"s1-{p}", seconds=1e-3) for p in ("included", "excluded")
+    ]
+    mine = [
+        record(MINE, preparation="none", session="s1-included", seconds=1e-3),
+        record(MINE, preparation="none", session="s1-excluded", seconds=2e-3),
+    ]
+    for sides, wanted in (((peer, mine), (1.0, 2.0)), ((mine, peer), (1.0, 0.5))):
+        rows = {row.case.preparation: row.ratio for row in compare(*sides).rows}
+        assert rows["included"] == pytest.approx(wanted[0], rel=0.02)
+        assert rows["excluded"] == pytest.approx(wanted[1], rel=0.02)
+
+
+def test_code_measured_again_alone_is_not_hidden_by_an_older_pair():
+    mine = [record(MINE, seconds=2e-3), record(MINE, session="s2", day=1, source="new")]
+    assert compare([record()], mine).rows[0].ratio == pytest.approx(1.0, rel=0.02)
+
+
 def test_two_sources_of_one_session_are_not_pooled():
     old = record(MINE, seconds=2e-3, source="0ld0")
     (row,) = compare([record()], [old, record(MINE)]).rows

@@ -133,6 +133,12 @@ def test_what_has_nothing_to_prepare_takes_turns_with_what_has(tmp_path, swapped
         for preparation in ("included", "excluded")
         for name in (first, second)
     ]
+    # Each view has a session of its own, so that no record of ours finishes both.
+    assert [record.session for record in records] == [
+        f"test-{view}" for view in ("included", "excluded") for _ in names
+    ]
+    cut = [record for record in records[:3] if record.who.name in names]
+    assert len(finished_keys(cut, asked)) == 1
     asked = dataclasses.replace(asked, finished=tuple(finished_keys(records, asked)))
     assert run(asked, tmp_path) == []
     (one, other) = run(request(first, against=second, workloads=WORKLOADS[:1],

@@ -94,7 +94,7 @@ DTYPES = ("bfloat16", "float16", "float32")
     type=click.FloatRange(min=0),
     callback=finite,
     metavar="SECONDS",
-    help="Most seconds of sampling a case.",
+    help="Most seconds of sampling a case, once it has 24 samples.",
 )
 @click.option(
     "--time-limit",
