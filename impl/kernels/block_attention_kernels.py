@@ -104,6 +104,7 @@ def block_gradient_kernel(
     """
     DTYPE: tl.constexpr = q.dtype.element_ty
     SUB_TILES: tl.constexpr = BLOCK_K // BLOCK_Q
+    ALONE: tl.constexpr = GROUP * SUB_TILES == 1
     kv_head = (tl.program_id(0) % kv_heads).to(tl.int64)
     from_index = tl.program_id(0) // kv_heads * run
     dq_row, dk_row, dv_row = kv_heads * GROUP * D, kv_heads * D, kv_heads * DV
@@ -136,22 +137,29 @@ def block_gradient_kernel(
             weights = weights / sums[:, None]
             if KEY_VALUE:
                 dv_tile = dot(tl.trans(round_to(weights, DTYPE)), d_tile, dv_tile)
+            if KEY_VALUE and ALONE:
+                # Stored before the others are made, or registers spill.
+                store_turned_back(
+                    dv + begin * dv_row + kv_head * DV, first, seen, end, dv_row, dv_tile,
+                    angles, table_row, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
+                )  # fmt: skip
             d_weights = dot(d_tile, tl.trans(v_tile))
             delta = tl.sum(weights * d_weights, 1)
             d_scores = round_to(weights * (d_weights - delta[:, None]), DTYPE)
-            if KEY_VALUE:
-                dk_tile = dot(tl.trans(d_scores), q_tile, dk_tile)
             if QUERY:
                 store_turned_back(
                     dq + begin * dq_row + head * D, row, seen, end, dq_row,
                     dot(d_scores, k_tile) * scale, angles, table_row,
                     BLOCK_Q, D, BLOCK_D, ROTARY_DIM,
                 )  # fmt: skip
+            if KEY_VALUE:
+                dk_tile = dot(tl.trans(d_scores), q_tile, dk_tile)
         if KEY_VALUE:
             store_turned_back(
                 dk + begin * dk_row + kv_head * D, first, seen, end, dk_row, dk_tile * scale,
                 angles, table_row, BLOCK_K, D, BLOCK_D, ROTARY_DIM,
             )  # fmt: skip
+        if KEY_VALUE and not ALONE:
             store_turned_back(
                 dv + begin * dv_row + kv_head * DV, first, seen, end, dv_row, dv_tile,
                 angles, table_row, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,

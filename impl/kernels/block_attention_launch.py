@@ -81,8 +81,13 @@ def fitting_tiles(
     """`block_tiles` from the table's tiles, for `limit` bytes of shared memory (None: any)."""
     block_k = padded(block_size)
     tiles = replace(tiles, block_q=min(tiles.block_q, block_k), block_k=block_k)
+    if element_size == 4:
+        # Products on the plain ALUs hold whole rows in registers.
+        tiles = replace(tiles, block_q=16, num_warps=8)
     width = element_size * (padded(qk_dim) + padded(v_dim))
-    while limit is not None and width * (tiles.block_q + block_k) > limit:
+    # Gradients' operands lie in shared memory in two orders, but for some.
+    share = 7 / 4 if kernel == "block_gradient" else 1
+    while limit is not None and share * width * (tiles.block_q + block_k) > limit:
         if tiles.block_q == 16:
             raise NotImplementedError(
                 f"{kernel}: blocks of {block_size} rows with head dims {qk_dim} and {v_dim} do not "

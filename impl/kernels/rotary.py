@@ -75,7 +75,7 @@ def _turn(
     x, table = kernel_layout(x), table_layout(table)
     total, heads, dim = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = min(_MOST_ROWS, _TILE // padded(dim))
+    rows = tile_rows(dim)
     with torch.cuda.device_of(x):
         items = build_tile_list(offsets, None, total, rows)
         if items.upper:
@@ -87,6 +87,11 @@ def _turn(
                 INTERLEAVED=interleaved, BY_TOKEN=by_token, num_warps=4,
             )  # fmt: skip
     return out
+
+
+def tile_rows(dim: int) -> int:
+    """Rows a program turns, a power of two."""
+    return min(_MOST_ROWS, _TILE // padded(dim))
 
 
 def _fake(

@@ -190,7 +190,7 @@ _TABLE: dict[tuple[Kernel, int], TileConfig] = {
     ("block", 64): TileConfig(64, 64, 4, 1),
     ("block", 128): TileConfig(64, 64, 4, 1),
     ("block", 256): TileConfig(64, 64, 8, 1),
-    ("block_gradient", 64): TileConfig(64, 64, 4, 1),
+    ("block_gradient", 64): TileConfig(64, 64, 8, 1),
     ("block_gradient", 128): TileConfig(64, 64, 8, 1),
     ("block_gradient", 256): TileConfig(64, 64, 8, 1),
 }
