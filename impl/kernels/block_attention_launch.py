@@ -82,8 +82,12 @@ def fitting_tiles(
     block_k = padded(block_size)
     tiles = replace(tiles, block_q=min(tiles.block_q, block_k), block_k=block_k)
     if element_size == 4:
-        # Products on the plain ALUs hold whole rows in registers.
-        tiles = replace(tiles, block_q=16, num_warps=8)
+        # Products on the plain ALUs fill registers. With 4 or 8 warps triton 3.7 makes a product of
+        # turned rows a tf32 one on sm_100, or fails; with 16 never.
+        tiles = replace(tiles, block_q=16, num_warps=16, num_stages=1)
+    if kernel == "block_gradient" and max(block_k, padded(qk_dim) // 2, padded(v_dim) // 2) > 64:
+        # Registers would spill, and triton 3.7 makes an empty kernel for sm_100 of more.
+        tiles = replace(tiles, block_q=min(tiles.block_q, 32))
     width = element_size * (padded(qk_dim) + padded(v_dim))
     # Gradients' operands lie in shared memory in two orders, but for some.
     share = 7 / 4 if kernel == "block_gradient" else 1

@@ -14,6 +14,8 @@ from jagbench.impl.kernels.tuning import Kernel, padded, table_config
 _PACKAGE = "jagbench.impl.kernels"
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TILES = {"offsets": "*i32", "tile_sequence": "*i32", "tile_block": "*i32", "tile_count": "*i32"}
+# Bytes of stack a thread: gradients park what was loaded early while registers hold accumulators.
+_PARKED, _FEW = 256, 32
 _NO_PRODUCT: dict[int, str | None] = dict.fromkeys(ARCHITECTURES)
 
 
@@ -26,7 +28,6 @@ def _block(
     block_size: int = 64,
     group: int = 1,
     architectures: tuple[int, ...] = ARCHITECTURES,
-    **options: Any,
 ) -> CompileCase:
     """A case with the tiles that the smallest of the architectures takes."""
     limit = min(SHARED_LIMITS[arch] for arch in architectures)
@@ -52,7 +53,7 @@ def _block(
         **({"QUERY": True, "KEY_VALUE": True} if gradient else {}),
     }  # fmt: skip
     # fp32 products run on the plain ALUs, unrolled, and may spill.
-    ieee: dict[str, Any] = {"matrix_opcode": _NO_PRODUCT, "may_spill": True}
+    ieee: dict[str, Any] = {"matrix_opcode": _NO_PRODUCT} if dtype == "fp32" else {}
     return CompileCase(
         name=f"block_attention_{direction}-{tag}-{dtype}-d{dim}",
         kernel=f"{_PACKAGE}.block_attention_kernels:{kernel if gradient else 'block_forward'}_kernel",
@@ -64,8 +65,9 @@ def _block(
         num_stages=tiles.num_stages,
         dtype=dtype,
         architectures=architectures,
-        **(ieee if dtype == "fp32" else {}),
-        **options,
+        may_spill=dtype == "fp32" or dim > 128,
+        spill_limit=_PARKED if gradient else _FEW,
+        **ieee,
     )  # fmt: skip
 
 
