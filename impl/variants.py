@@ -41,8 +41,6 @@ v2 = _namespace(Schedule("v2", "split"))
 #: Persistent, zigzag, tensor descriptors where the device has them, split backward.
 v3 = _namespace(Schedule("v3", "split"))
 #: What `jagbench.impl` takes on devices other than Hopper.
-portable = _namespace(
-    Schedule(tier="portable"), block_attention=block_attention, rotary=rotary
-)
+portable = _namespace(Schedule(tier="portable"), block_attention=block_attention, rotary=rotary)
 #: Warp-specialised Gluon kernels alone: a call they cannot take is reported as unsupported.
 hopper = _namespace(Schedule(tier="hopper"))

@@ -180,7 +180,8 @@ def check_both_offsets(
 def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> int:
     """Values of an offsets tensor: from 0, non-decreasing, at most `total`; else ValueError.
 
-    Returns the length of the longest sequence, 0 if there is none. Reads device memory, so the stream is waited for, once per tensor object and version.
+    Returns the length of the longest sequence, 0 if there is none. Reads device memory, so the
+    stream is waited for, once per tensor object and version.
     """
     state = version(offsets)
     found = _checked_offsets.get(id(offsets))
@@ -198,7 +199,7 @@ def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> int:
 
 
 def _look_at(operator: str, name: str, offsets: Tensor) -> tuple[int, int]:
-    """The last offset and the longest sequence; ValueError if they do not start at 0 or decrease."""
+    """The last offset and the longest length; ValueError if they do not start at 0 or decrease."""
     host = offsets.cpu()  # the one wait
     first = int(host[0])
     if first != 0:

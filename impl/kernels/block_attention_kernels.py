@@ -22,8 +22,9 @@ BLOCK_COUNTS = ["batch", "total", "run", "block_size", "kv_heads"]
 
 @triton.jit
 def _block_of(offsets, tile_sequence, tile_block, index, batch, total, block_size):
-    """A block: its sequence's first row (int64); from the sequence's start its first row, the end
-    of the rows to store, and the end of those to read, which padding has none of."""
+    """First row of a block's sequence (int64); then, counted from there, the block's first row, the
+    end of its rows to store, and the end of those to read, which padding has none of.
+    """
     sequence = tl.load(tile_sequence + index)
     begin, length = sequence_rows(offsets, sequence, batch, total)
     first = tl.load(tile_block + index) * block_size

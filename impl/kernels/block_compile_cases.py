@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from jagbench.ahead_of_time import ARCHITECTURES, SHARED_LIMITS, CompileCase
+from jagbench.ahead_of_time import ARCHITECTURES, MATRIX_OPCODES, SHARED_LIMITS, CompileCase
 from jagbench.impl.kernels.block_attention_launch import fitting_tiles
 from jagbench.impl.kernels.rotary import tile_rows
 from jagbench.impl.kernels.tuning import Kernel, padded, table_config
@@ -17,6 +17,25 @@ _TILES = {"offsets": "*i32", "tile_sequence": "*i32", "tile_block": "*i32", "til
 # Bytes of stack a thread: gradients park what was loaded early while registers hold accumulators.
 _PARKED, _FEW = 256, 32
 _NO_PRODUCT: dict[int, str | None] = dict.fromkeys(ARCHITECTURES)
+
+_KERNELS = {False: "block_forward_kernel", True: "block_gradient_kernel"}
+
+
+def _signature(dtype: str, gradient: bool, turned: bool) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Run-time arguments and their types; those that a launch finds divisible by 16."""
+    tensors = ("q", "k", "v", *(("d_out", "dq", "dk", "dv") if gradient else ("out",)))
+    names = ("q", "k", "v", *(("d",) if gradient else ()))
+    strides = [f"{name}_{of}" for name in names for of in ("row", "head")]
+    pointers = {**dict.fromkeys(tensors, f"*{dtype}"), **_TILES}
+    if turned:
+        pointers["table"] = "*fp32"
+        strides.append("table_row")
+    counts = ("batch", "total", "run", "block_size", "kv_heads")
+    scales = ("scale_log2", *(("scale",) if gradient else ()))
+    signature = {
+        **pointers, **dict.fromkeys((*counts, *strides), "i32"), **dict.fromkeys(scales, "fp32"),
+    }  # fmt: skip
+    return signature, (*pointers, *strides)
 
 
 def _block(
@@ -35,16 +54,8 @@ def _block(
     table = table_config(kernel, _DTYPES[dtype], dim, dim, limit)
     tiles = fitting_tiles(kernel, table, size, dim, dim, block_size, limit)
     gradient = kernel == "block_gradient"
-    direction = "backward" if gradient else "forward"
-    tensors = ("q", "k", "v", *(("d_out", "dq", "dk", "dv") if gradient else ("out",)))
-    names = ("q", "k", "v", *(("d",) if gradient else ()))
-    strides = dict.fromkeys((f"{n}_{of}" for n in names for of in ("row", "head")), "i32")
-    counts = dict.fromkeys(("batch", "total", "run", "block_size", "kv_heads"), "i32")
-    scales = dict.fromkeys(("scale_log2", *(("scale",) if gradient else ())), "fp32")
-    turned = {"table": "*fp32", "table_row": "i32"} if rotary_dim else {}
-    signature = {
-        **dict.fromkeys(tensors, f"*{dtype}"), **turned, **_TILES, **counts, **scales, **strides,
-    }  # fmt: skip
+    name = "block_attention_" + ("backward" if gradient else "forward")
+    signature, aligned = _signature(dtype, gradient, rotary_dim > 0)
     constants: dict[str, Any] = {
         **({} if rotary_dim else {"table": None, "table_row": 0}),
         "GROUP": group, "D": dim, "DV": dim, "BLOCK_D": padded(dim), "BLOCK_DV": padded(dim),
@@ -52,22 +63,20 @@ def _block(
         "ROTARY_DIM": rotary_dim, "VALUE_ROTARY_DIM": rotary_dim, "BY_TOKEN": False,
         **({"QUERY": True, "KEY_VALUE": True} if gradient else {}),
     }  # fmt: skip
-    # fp32 products run on the plain ALUs, unrolled, and may spill.
-    ieee: dict[str, Any] = {"matrix_opcode": _NO_PRODUCT} if dtype == "fp32" else {}
     return CompileCase(
-        name=f"block_attention_{direction}-{tag}-{dtype}-d{dim}",
-        kernel=f"{_PACKAGE}.block_attention_kernels:{kernel if gradient else 'block_forward'}_kernel",
+        name=f"{name}-{tag}-{dtype}-d{dim}",
+        kernel=f"{_PACKAGE}.block_attention_kernels:{_KERNELS[gradient]}",
         signature=signature,
         constexprs=constants,
-        aligned=tuple(n for n, kind in signature.items() if kind[0] == "*" or n in strides)
-        + (("table_row",) if rotary_dim else ()),
+        aligned=aligned,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         dtype=dtype,
         architectures=architectures,
+        # fp32 products run on the plain ALUs, unrolled.
         may_spill=dtype == "fp32" or dim > 128,
         spill_limit=_PARKED if gradient else _FEW,
-        **ieee,
+        matrix_opcode=_NO_PRODUCT if dtype == "fp32" else MATRIX_OPCODES,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Rotary embedding: device functions that turn a tile on chip, and the kernel of the operator alone.
+"""Rotary embedding: device functions that turn a tile on chip, and the operator's own kernel.
 
 A pair of neighbours is taken apart and put together again in registers (reshape, split, join): a
 thread holds several neighbours of a row, so nothing moves between threads.
