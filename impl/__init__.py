@@ -1,8 +1,19 @@
 """Our optimised implementation: one among equals, reached by the suite through `--impl` only."""
 
 from jagbench.impl.choices import configuration, describe, pin
+from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
+from jagbench.impl.kernels.rotary import rotary
 from jagbench.version import __version__
 
-__all__ = ["__version__", "configuration", "describe", "gdpa", "jagged_attention", "pin"]
+__all__ = [
+    "__version__",
+    "block_attention",
+    "configuration",
+    "describe",
+    "gdpa",
+    "jagged_attention",
+    "pin",
+    "rotary",
+]

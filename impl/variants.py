@@ -7,18 +7,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 from jagbench.impl.choices import configuration, describe, pin
+from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
+from jagbench.impl.kernels.rotary import rotary
 from jagbench.impl.kernels.tuning import Schedule
 from jagbench.version import __version__
 
 
-def _namespace(schedule: Schedule) -> SimpleNamespace:
-    """Both operators under one schedule."""
+def _namespace(schedule: Schedule, **others: Callable[..., Any]) -> SimpleNamespace:
+    """Both attention operators under one schedule, and others that have but one."""
     return SimpleNamespace(
         jagged_attention=partial(jagged_attention, schedule=schedule),
         gdpa=partial(gdpa, schedule=schedule),
@@ -26,6 +30,7 @@ def _namespace(schedule: Schedule) -> SimpleNamespace:
         configuration=configuration,
         describe=partial(describe, schedule=schedule),
         pin=pin,
+        **others,
     )
 
 
@@ -36,6 +41,6 @@ v2 = _namespace(Schedule("v2", "split"))
 #: Persistent, zigzag, tensor descriptors where the device has them, split backward.
 v3 = _namespace(Schedule("v3", "split"))
 #: What `jagbench.impl` takes on devices other than Hopper.
-portable = _namespace(Schedule(tier="portable"))
+portable = _namespace(Schedule(tier="portable"), block_attention=block_attention, rotary=rotary)
 #: Warp-specialised Gluon kernels alone: a call they cannot take is reported as unsupported.
 hopper = _namespace(Schedule(tier="hopper"))

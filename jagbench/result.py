@@ -77,7 +77,7 @@ def stand_beside(one: Case, other: Case) -> bool:
 
 
 class Work(Model):
-    """What the case asks for; visible pairs only, no padding, no recomputation.
+    """What the case asks for; visible pairs only, no padding.
 
     flop: kernel FLOP (backward 2.5 x forward for attention); model_flop: those MFU counts (2 x).
     bytes_moved: least bytes: inputs read once, outputs written once.

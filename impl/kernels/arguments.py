@@ -15,10 +15,10 @@ LARGEST_ROW_STRIDE = 1 << 23
 
 _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# Offsets already found well-formed: id -> (the tensor, version that was looked at, last offset). A
-# tensor is looked at once, because looking at device memory stops the stream; one changed in place,
-# once more. An id is given anew when its tensor is gone, hence the reference beside it.
-_checked_offsets: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+# Offsets already found well-formed: id -> (the tensor, version that was looked at, last offset,
+# longest sequence). A tensor is looked at once, because looking at device memory stops the stream;
+# one changed in place, once more. An id is given anew when its tensor is gone, hence the reference.
+_checked_offsets: dict[int, tuple[weakref.ref[Tensor], int, int, int]] = {}
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ def _refuse_devices(operator: str, q: Tensor, **others: Tensor | None) -> NoRetu
 
 
 def _check_batch(operator: str, q_offsets: Tensor | None, k_offsets: Tensor) -> int:
-    _check_offsets_tensor(operator, "k_offsets", k_offsets)
+    check_offsets_tensor(operator, "k_offsets", k_offsets)
     batch = k_offsets.shape[0] - 1
     if q_offsets is not None and q_offsets is not k_offsets:
-        _check_offsets_tensor(operator, "q_offsets", q_offsets)
+        check_offsets_tensor(operator, "q_offsets", q_offsets)
         if q_offsets.shape[0] - 1 != batch:
             raise ValueError(
                 f"{operator}: q_offsets are for {q_offsets.shape[0] - 1} sequences, k_offsets for "
@@ -154,7 +154,8 @@ def _check_batch(operator: str, q_offsets: Tensor | None, k_offsets: Tensor) -> 
     return batch
 
 
-def _check_offsets_tensor(operator: str, name: str, offsets: Tensor) -> None:
+def check_offsets_tensor(operator: str, name: str, offsets: Tensor) -> None:
+    """Shape and dtype of an offsets tensor; raises ValueError."""
     shape, dtype = offsets.shape, offsets.dtype
     if len(shape) != 1 or shape[0] == 0:
         raise ValueError(f"{operator}: {name} must be [batch + 1], got shape {tuple(shape)}")
@@ -176,39 +177,42 @@ def check_both_offsets(
     check_offsets(operator, "k_offsets", k_offsets, geometry.total_k)
 
 
-def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> None:
+def check_offsets(operator: str, name: str, offsets: Tensor, total: int) -> int:
     """Values of an offsets tensor: from 0, non-decreasing, at most `total`; else ValueError.
 
-    Reads device memory, so the stream is waited for, once per tensor object and version.
+    Returns the length of the longest sequence, 0 if there is none. Reads device memory, so the
+    stream is waited for, once per tensor object and version.
     """
     state = version(offsets)
     found = _checked_offsets.get(id(offsets))
     if found is not None and found[1] == state and found[0]() is offsets:
-        last = found[2]
+        last, longest = found[2:]
     else:
-        last = _look_at(operator, name, offsets)
+        last, longest = _look_at(operator, name, offsets)
         if state is not None:
             key = id(offsets)
             gone = weakref.ref(offsets, lambda _: _checked_offsets.pop(key, None))
-            _checked_offsets[key] = gone, state, last
+            _checked_offsets[key] = gone, state, last, longest
     if last > total:
         raise ValueError(f"{operator}: {name} end at {last}, but there are {total} rows")
+    return longest
 
 
-def _look_at(operator: str, name: str, offsets: Tensor) -> int:
-    """The last offset; ValueError if they do not start at 0 or decrease."""
+def _look_at(operator: str, name: str, offsets: Tensor) -> tuple[int, int]:
+    """The last offset and the longest length; ValueError if they do not start at 0 or decrease."""
     host = offsets.cpu()  # the one wait
     first = int(host[0])
     if first != 0:
         raise ValueError(f"{operator}: {name} must start at 0, got {first}")
-    falls = (host.diff() < 0).nonzero()
+    lengths = host.diff()
+    falls = (lengths < 0).nonzero()
     if falls.numel():
         at = int(falls[0])
         raise ValueError(
             f"{operator}: {name} must not decrease, but entry {at} is {int(host[at])} and entry "
             f"{at + 1} is {int(host[at + 1])}"
         )
-    return int(host[-1])
+    return int(host[-1]), int(lengths.max()) if lengths.numel() else 0
 
 
 def version(tensor: Tensor) -> int | None:

@@ -9,6 +9,7 @@ import torch
 
 from jagbench.ahead_of_time import ARCHITECTURES, SHARED_LIMITS, CompileCase
 from jagbench.impl.kernels.activations import ACTIVATION_IDS, PER_HEAD, SOFTMAX, activation_set
+from jagbench.impl.kernels.block_compile_cases import BLOCK_CASES
 from jagbench.impl.kernels.hopper.forward_launch import (
     GROUP_ROWS,
     GROUPS,
@@ -387,4 +388,5 @@ CASES: tuple[CompileCase, ...] = (
     _hopper_backward_short("bf16", 64, SOFTMAX.value, "softmax"),
     _hopper_backward_short("fp16", 128, SOFTMAX.value, "window_grouped", **_WINDOW, GROUPED=True),
     _hopper_backward_short("bf16", 128, _FAST_GELU, "fast_gelu"),
+    *BLOCK_CASES,
 )

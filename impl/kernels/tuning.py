@@ -142,11 +142,12 @@ def as_schedule(operator: str, schedule: Schedule | Tier) -> Schedule:
 
 #: Kernels that have a row in the table. `softmax_tma` is v3 with descriptors; `_short` keep keys
 #: on chip (`_short2`: two tiles of them); `_long` and `_few` are for long key sides and few query
-#: rows.
+#: rows; `block` ones have as many keys as a block, whatever the row says.
 Kernel = Literal[
     "softmax", "softmax_tma", "softmax_short", "gdpa", "gdpa_short", "gdpa_short2",
     "query_gradient", "query_gradient_few", "gdpa_query_gradient",
     "key_value_gradient", "key_value_gradient_long", "gdpa_key_value_gradient",
+    "block", "block_gradient",
 ]  # fmt: skip
 
 # (kernel, width): width is the padded head dim (64, 128 or 256). 16-bit types. Chosen from
@@ -185,6 +186,13 @@ _TABLE: dict[tuple[Kernel, int], TileConfig] = {
     ("gdpa_key_value_gradient", 64): TileConfig(32, 64, 4, 3),
     ("gdpa_key_value_gradient", 128): TileConfig(32, 64, 4, 3),
     ("gdpa_key_value_gradient", 256): TileConfig(64, 64, 8, 2),
+    # Not swept yet.
+    ("block", 64): TileConfig(64, 64, 4, 1),
+    ("block", 128): TileConfig(64, 64, 4, 1),
+    ("block", 256): TileConfig(64, 64, 8, 1),
+    ("block_gradient", 64): TileConfig(64, 64, 8, 1),
+    ("block_gradient", 128): TileConfig(64, 64, 8, 1),
+    ("block_gradient", 256): TileConfig(64, 64, 8, 1),
 }
 
 
@@ -256,7 +264,7 @@ def tile_config(
         # Cost goes with the number of block operations: few and large.
         tiles = TileConfig(64, 64, 4, 1)
     if tiles is None:
-        limit = _shared_memory(like.device.index or 0)
+        limit = shared_memory(like.device.index or 0)
         tiles = table_config(kernel, like.dtype, qk_dim, v_dim, limit)
     _used[kernel] = str(tiles)
     return tiles
@@ -314,7 +322,7 @@ def _smaller(kernel: Kernel, tiles: TileConfig) -> TileConfig:
 
 
 @cache
-def _shared_memory(device: int) -> int:
+def shared_memory(device: int) -> int:
     """Bytes of shared memory that a program may use on a GPU."""
     # torch's stub lacks the field.
     properties: Any = torch.cuda.get_device_properties(device)

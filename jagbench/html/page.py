@@ -55,8 +55,8 @@ class Figure:
 FIGURES = (
     Figure(
         "bars", "Throughput beside the peers",
-        "Useful jagged work only: padding and recomputation do not count. The grey tick is what "
-        "the roofline of the ceilings allows. A case without a time says why.",
+        "Useful jagged work only: padding does not count, a backward counts as 2.5 forwards. The "
+        "grey tick is what the roofline of the ceilings allows. A case without a time says why.",
         charts.bars, tables.bars,
     ),
     Figure(
