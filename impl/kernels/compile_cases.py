@@ -274,7 +274,7 @@ def _hopper_backward(dtype: str, dim: int, activation: int, tag: str, **extra: A
          f"tensordesc<{'fp32' if shared else dtype}[1, 1, 64, {share}]>"),
         {"total_q": "i32"},
         {"HALVES": halves, "V_STAGES": halves, "D": dim, "ACTIVATION": activation,
-         "SHARED_Q": False, "WIDE": True, "EARLY": False, "CHAIN": 1, **extra},
+         "SHARED_Q": False, "WIDE": True, "CHAIN": 1, **extra},
     )  # fmt: skip
 
 
@@ -376,7 +376,6 @@ CASES: tuple[CompileCase, ...] = (
     ),
     _hopper_backward("bf16", 128, SOFTMAX.value, "softmax"),
     _hopper_backward("bf16", 64, SOFTMAX.value, "softmax"),
-    _hopper_backward("bf16", 128, SOFTMAX.value, "early", EARLY=True),
     _hopper_backward("bf16", 128, SOFTMAX.value, "chain", CHAIN=4),
     _hopper_backward("bf16", 64, SOFTMAX.value, "chain", CHAIN=4),
     _hopper_backward("fp16", 128, SOFTMAX.value, "window_grouped", **_WINDOW, GROUPED=True),

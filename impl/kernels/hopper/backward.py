@@ -26,11 +26,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.hopper.backward_parts import (
-    FAR,
-    at_row,
     barrier_ring,
     d_scores_of,
     load_step,
+    next_tile,
     products,
     rounds_of,
     store_share,
@@ -38,6 +37,8 @@ from jagbench.impl.kernels.hopper.backward_parts import (
     work_item,
 )
 from jagbench.impl.kernels.hopper.gluon import (
+    FAR,
+    at_row,
     bulk_writes_wait,
     tma_load,
     tma_reduce_add,
@@ -65,7 +66,7 @@ def producer(
     descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
     CHAIN: gl.constexpr,
 ):  # fmt: skip
     """Issue every load, in the order in which the consumers use it.
@@ -121,11 +122,7 @@ def producer(
                     mbarrier.expect(v_full.index(v_slot), KEYS * D * 2)
                     tma_load(v_desc, k_place, v_full.index(v_slot), v_s.index(v_slot))
                 step += 1
-                row += BLOCK_Q
-                if GROUPED:
-                    wrap = row >= first + tiles * BLOCK_Q
-                    row = gl.where(wrap, first, row)
-                    head += gl.where(wrap, 1, 0)
+                row, head = next_tile(row, head, first, tiles, BLOCK_Q, GROUPED)
             loaded += 1
 
 
@@ -206,16 +203,15 @@ def fetch_share(shares_desc, stage, share_full, fate, fresh, place):
 
 @gluon.jit
 def walk_step(
-    W: gl.constexpr, memory, bars, shares_desc, fate, fresh, place, dk, dv, s, k_own, v_own, k_dq,
-    step, ahead, v_phase, last, keys, queries, edge, shift, left, right, score_scale,
+    W: gl.constexpr, memory, bars, shares_desc, fate, fresh, place, dk, dv, k_own, v_own, k_dq,
+    step, v_phase, last, keys, queries, edge, shift, left, right, score_scale,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, v_slot, D: gl.constexpr, DTYPE: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, WIDE: gl.constexpr,
-    EARLY: gl.constexpr, CHAIN: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
-    """One tile of queries; returns dK (still in flight, with its operand), dV, S and a share of dQ.
+    """One tile of queries; returns dK (still in flight, with its operand), dV and a share of dQ.
 
-    k_dq: K of the step before, whose dQ is formed, with that dQ's fate and place. With EARLY s is S
-    of this step's first half, and S of step `ahead` is started behind dK; else nobody looks at s.
+    k_dq: K of the step before, whose dQ is formed, with that dQ's fate and place.
     """
     q_s, d_out_s, _k, _v, ds_s, dq_s, row_s = memory
     _k_full, v_full, v_empty, q_full, q_empty, share_full = bars
@@ -228,15 +224,13 @@ def walk_step(
     d_tile = d_out_s.index(slot).reshape([BLOCK_Q, D])
     q_half = q_tile.slice(0, 64, dim=0)
     d_half = d_tile.slice(0, 64, dim=0)
-    if not EARLY:
-        mbarrier.wait(q_full.index(slot), (step >> 1) & 1)
-        s_flying = products(k_own, q_half.permute((1, 0)), 64)
+    mbarrier.wait(q_full.index(slot), (step >> 1) & 1)
+    s_flying = products(k_own, q_half.permute((1, 0)), 64)
     mbarrier.wait(v_full.index(v_slot), v_phase)
     da_flying = products(v_own, d_half.permute((1, 0)), 64)
     if CHAIN > 1:
         fetch_share(shares_desc, dq_s.index(W), share_full.index(W), fate, fresh, place)
-    if not EARLY:
-        s = warpgroup_mma_wait(1, deps=(s_flying,))
+    s = warpgroup_mma_wait(1, deps=(s_flying,))
     weights, slope = weights_of(
         s, row_s, 2 * slot * HALVES, score_scale, keys, queries, edge, shift, left, right,
         DTYPE, ACTIVATION, HAS_LEFT, HAS_RIGHT, WIDE,
@@ -271,10 +265,6 @@ def walk_step(
     if V_STAGES == 1:
         if last:
             mbarrier.arrive(v_empty.index(0), count=1)
-    if EARLY:
-        if HALVES == 1:
-            # Frees the operand's registers for S: with it they do not last, and ptxas serialises.
-            dv_flying, a = warpgroup_mma_wait(0, deps=(dv_flying, a))
     dq_flying = start_dq(ds_s, before & 1, k_dq, W, HALVES, D)
     if HALVES == 2:
         b2 = gl.convert_layout(ds, OPERAND)
@@ -282,19 +272,8 @@ def walk_step(
     else:
         b2 = b
         dk_flying = warpgroup_mma(b, q_half, dk, is_async=True)
-    if EARLY:
-        mbarrier.wait(q_full.index(ahead & 1), (ahead >> 1) & 1)
-        q_ahead = q_s.index(ahead & 1).reshape([BLOCK_Q, D]).slice(0, 64, dim=0)
-        s_ahead = products(k_own, q_ahead.permute((1, 0)), 64)
-        if HALVES == 2:
-            dq, dv, a, b = warpgroup_mma_wait(2, deps=(dq_flying, dv_flying, a, b))
-        else:
-            dv = dv_flying
-            dq = warpgroup_mma_wait(2, deps=(dq_flying,))
-    else:
-        s_ahead = s
-        dq, dv, a, b = warpgroup_mma_wait(1, deps=(dq_flying, dv_flying, a, b))
-    return dk_flying, b2, dv, s_ahead, dq
+    dq, dv, a, b = warpgroup_mma_wait(1, deps=(dq_flying, dv_flying, a, b))
+    return dk_flying, b2, dv, dq
 
 
 @gluon.jit
@@ -302,13 +281,13 @@ def consumer(
     W: gl.constexpr, descs, memory, bars, inputs, scales,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
     CHAIN: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: keys [64 W, 64 W + 64) of every item, and its share of dQ."""
     q_desc, _d_out, _k, _v, dk_desc, dv_desc, shares_desc, dq_desc = descs
-    q_s, _d_out_s, k_s, v_s, ds_s, dq_s, _row_s = memory
-    k_full, _v_full, _v_empty, q_full, q_empty, share_full = bars
+    _q_s, _d_out_s, k_s, v_s, ds_s, dq_s, _row_s = memory
+    k_full, _v_full, _v_empty, _q_full, q_empty, share_full = bars
     _statistics, items, count, kv_heads, group, total_q, _padded, left, right = inputs
     score_scale, grad_scale, value_scale = scales
     DTYPE: gl.constexpr = q_desc.dtype
@@ -346,35 +325,24 @@ def consumer(
             v_own = v_s.index(v_slot).reshape([KEYS, D]).slice(W * 64, 64, dim=0)
             dk = gl.zeros([64, D], gl.float32, SUMS)
             dv = gl.zeros([64, D], gl.float32, SUMS)
-            s = gl.zeros([64, 64], gl.float32, SCORES)
             if steps > 0:
                 mbarrier.wait(k_full.index(taken & 1), (taken >> 1) & 1)
-                if EARLY:
-                    mbarrier.wait(q_full.index(step & 1), (step >> 1) & 1)
-                    q_half = q_s.index(step & 1).reshape([BLOCK_Q, D]).slice(0, 64, dim=0)
-                    s = warpgroup_mma_wait(0, deps=(products(k_own, q_half.permute((1, 0)), 64),))
             for i in range(0, steps):
-                last = i == steps - 1
                 k_dq = k_s.index((taken & 1) ^ gl.where(i == 0, 1, 0)).reshape([KEYS, D])
-                dk_flying, b, dv, s_flying, dq = walk_step(
+                dk_flying, b, dv, dq = walk_step(
                     W, memory, bars, shares_desc, fate, fresh, [FAR, dq_end, dq_row, dq_column],
-                    dk, dv, s, k_own, v_own, k_dq, step,
-                    # Behind the last step there is none ahead: its own S once more, for nobody.
-                    step + gl.where(last, 0, 1), (taken // V_STAGES) & 1, last,
+                    dk, dv, k_own, v_own, k_dq, step, (taken // V_STAGES) & 1, i == steps - 1,
                     k_row + part * KEYS + key_lanes, row + query_lanes,
                     (row < whole) | (row + BLOCK_Q > until), shift, left, right,
                     score_scale, HALVES, V_STAGES, v_slot, D, DTYPE, ACTIVATION,
-                    HAS_LEFT, HAS_RIGHT, WIDE, EARLY, CHAIN,
+                    HAS_LEFT, HAS_RIGHT, WIDE, CHAIN,
                 )  # fmt: skip
                 put_dq(
                     shares_desc, dq_desc, dq_s.index(W), share_full.index(W), dq, fate, fetched & 1,
                     grad_scale, [FAR, dq_end, dq_row, dq_column], SHARED_Q, CHAIN,
                 )  # fmt: skip
                 fetched += gl.where(fate == LAST, 1, 0)
-                if EARLY:
-                    dk, s, b = warpgroup_mma_wait(0, deps=(dk_flying, s_flying, b))
-                else:
-                    dk, b = warpgroup_mma_wait(0, deps=(dk_flying, b))
+                dk, b = warpgroup_mma_wait(0, deps=(dk_flying, b))
                 mbarrier.arrive(q_empty.index(step & 1), count=1)
                 fate = fate_of(k_length, part, CHAIN)
                 fresh = i == 0
@@ -386,11 +354,7 @@ def consumer(
                 else:
                     dq_column += W * (D // 2)
                 step += 1
-                row += BLOCK_Q
-                if GROUPED:
-                    wrap = row >= first + tiles * BLOCK_Q
-                    row = gl.where(wrap, first, row)
-                    head += gl.where(wrap, 1, 0)
+                row, head = next_tile(row, head, first, tiles, BLOCK_Q, GROUPED)
             taken += gl.where(steps > 0, 1, 0)
             place = at_row(k_start + k_length, k_length, k_row + part * KEYS + W * 64, kv_head * D)
             store_share(dv_desc, stage, (dv * value_scale).to(DTYPE), place)
@@ -412,34 +376,6 @@ def consumer(
     tma.store_wait(0)
 
 
-@gluon.jit
-def consumer_0(
-    descs, memory, bars, inputs, scales,
-    HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
-    CHAIN: gl.constexpr,
-):  # fmt: skip
-    consumer(
-        0, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
-    )  # fmt: skip
-
-
-@gluon.jit
-def consumer_1(
-    descs, memory, bars, inputs, scales,
-    HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
-    SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
-    CHAIN: gl.constexpr,
-):  # fmt: skip
-    consumer(
-        1, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
-    )  # fmt: skip
-
-
 @gluon.jit(do_not_specialize=["kv_heads", "group", "total_q", "left", "right"])
 def backward_kernel(
     q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, shares_desc, dq_desc, statistics, items,
@@ -447,7 +383,7 @@ def backward_kernel(
     value_scale, HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
-    EARLY: gl.constexpr, CHAIN: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):  # fmt: skip
     """dK, dV `[rows, kv_heads, D]`, and dQ `[out_rows, heads, D]` of sequences of one item.
 
@@ -487,17 +423,17 @@ def backward_kernel(
     # Launched with maxnreg 168: 3 x 128 threads share 64512 registers, 240, 240 and 24 a thread.
     gl.warp_specialize(
         [
-            (consumer_0, (
-                descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
+            (consumer, (
+                0, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, CHAIN,
             )),
-            (consumer_1, (
-                descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
+            (consumer, (
+                1, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, CHAIN,
             )),
             (producer, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, EARLY, CHAIN,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, CHAIN,
             )),
         ],
         [4, 1],

@@ -27,8 +27,6 @@ KEYS = 128
 SHORT_KEYS = 64
 # 3 x 128 threads: 64512 registers, dealt anew as 240, 240 and 24 a thread.
 _REGISTERS = 168
-#: Whether S of a step is formed at the end of the step before, see `backward.walk_step`.
-EARLY_SCORES = False
 #: Most key tiles in a chain (`chain_of`): 1 for none.
 CHAINED = 4
 # Fewest chains that go round.
@@ -125,7 +123,7 @@ def _launch(
     # In the order of the kernel's parameters.
     constants = (
         halves, halves, dim, call.activation, *call.mask.constants.values(), g.shared_q,
-        g.group > 1, wide, EARLY_SCORES, chain,
+        g.group > 1, wide, chain,
     )  # fmt: skip
     relaunch(
         # What the form hangs on beyond this is the same in every call: pointers are allocations,

@@ -17,18 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagbench.impl.kernels.activations import SOFTMAX, activate_and_derivative
-from jagbench.impl.kernels.hopper.gluon import tma_load, tma_store
+from jagbench.impl.kernels.hopper.gluon import FIELDS, at_row, tma_load, tma_store
 from jagbench.impl.kernels.tiles import visible_span
-
-#: Bound of the row axis in a jagged view, and the int32 fields of a work item (`work.WorkList`).
-FAR = gl.constexpr(1 << 30)
-FIELDS = gl.constexpr(8)
-
-
-@gluon.jit
-def at_row(length_end, length, row, column):
-    """Coordinates of a row of a sequence that ends at row `length_end` of the tensor."""
-    return [FAR, length_end, FAR - length + row, column]
 
 
 @gluon.jit
@@ -74,6 +64,17 @@ def work_item(
         k_start, k_length, k_row, q_start, q_length, d_start, rows_start, entry % kv_heads, shift,
         first, tiles, whole, until,
     )  # fmt: skip
+
+
+@gluon.jit
+def next_tile(row, head, first, tiles, BLOCK_Q: gl.constexpr, GROUPED: gl.constexpr):
+    """First row and head of the next query tile: behind a head's last one, in the next head."""
+    row += BLOCK_Q
+    if GROUPED:
+        wrap = row >= first + tiles * BLOCK_Q
+        row = gl.where(wrap, first, row)
+        head += gl.where(wrap, 1, 0)
+    return row, head
 
 
 @gluon.jit

@@ -23,18 +23,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.hopper.backward_parts import (
-    FAR,
-    at_row,
     barrier_ring,
     d_scores_of,
     load_step,
+    next_tile,
     products,
     rounds_of,
     store_share,
     weights_of,
     work_item,
 )
-from jagbench.impl.kernels.hopper.gluon import tma_load, tma_reduce_add, tma_store
+from jagbench.impl.kernels.hopper.gluon import (
+    FAR,
+    at_row,
+    tma_load,
+    tma_reduce_add,
+    tma_store,
+)
 from jagbench.impl.kernels.schedule import zigzag_index
 
 #: Keys of an item, queries of a step, buffers of queries a warpgroup has.
@@ -92,11 +97,7 @@ def producer(
                 tma_load(v_desc, k_place, kv_full.index(W), v_s.index(W))
                 loaded += 1
             step += 1
-            row += ROWS
-            if GROUPED:
-                wrap = row >= first + tiles * ROWS
-                row = gl.where(wrap, first, row)
-                head += gl.where(wrap, 1, 0)
+            row, head = next_tile(row, head, first, tiles, ROWS, GROUPED)
 
 
 @gluon.jit
@@ -205,11 +206,7 @@ def consumer(
             dk, b = warpgroup_mma_wait(0, deps=(dk_flying, b))
             mbarrier.arrive(q_empty.index(slot), count=1)
             step += 1
-            row += ROWS
-            if GROUPED:
-                wrap = row >= first + tiles * ROWS
-                row = gl.where(wrap, first, row)
-                head += gl.where(wrap, 1, 0)
+            row, head = next_tile(row, head, first, tiles, ROWS, GROUPED)
         if steps > 0:
             mbarrier.arrive(kv_empty.index(W), count=1)
             taken += 1
@@ -217,54 +214,6 @@ def consumer(
         store_share(dv_desc, stage, (dv * value_scale).to(DTYPE), place)
         store_share(dk_desc, stage, (dk * grad_scale).to(DTYPE), place)
     tma.store_wait(0)
-
-
-@gluon.jit
-def consumer_0(
-    descs, memory, bars, inputs, scales,
-    D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr,
-):  # fmt: skip
-    consumer(
-        0, descs, memory, bars, inputs, scales, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
-    )  # fmt: skip
-
-
-@gluon.jit
-def consumer_1(
-    descs, memory, bars, inputs, scales,
-    D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr,
-):  # fmt: skip
-    consumer(
-        1, descs, memory, bars, inputs, scales, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
-    )  # fmt: skip
-
-
-@gluon.jit
-def producer_0(
-    descs, memory, bars, inputs, scales,
-    D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr,
-):  # fmt: skip
-    producer(
-        0, descs, memory, bars, inputs, scales, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
-    )  # fmt: skip
-
-
-@gluon.jit
-def producer_1(
-    descs, memory, bars, inputs, scales,
-    D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr,
-):  # fmt: skip
-    producer(
-        1, descs, memory, bars, inputs, scales, D, ACTIVATION,
-        HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
-    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["kv_heads", "group", "left", "right"])
@@ -298,20 +247,20 @@ def backward_short_kernel(
     # The two producer warps share a warpgroup; registers as in `backward_kernel`.
     gl.warp_specialize(
         [
-            (consumer_0, (
-                descs, memory, bars, inputs, scales, D, ACTIVATION,
+            (consumer, (
+                0, descs, memory, bars, inputs, scales, D, ACTIVATION,
                 HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
             )),
-            (consumer_1, (
-                descs, memory, bars, inputs, scales, D, ACTIVATION,
+            (consumer, (
+                1, descs, memory, bars, inputs, scales, D, ACTIVATION,
                 HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
             )),
-            (producer_0, (
-                descs, memory, bars, inputs, scales, D, ACTIVATION,
+            (producer, (
+                0, descs, memory, bars, inputs, scales, D, ACTIVATION,
                 HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
             )),
-            (producer_1, (
-                descs, memory, bars, inputs, scales, D, ACTIVATION,
+            (producer, (
+                1, descs, memory, bars, inputs, scales, D, ACTIVATION,
                 HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
             )),
         ],

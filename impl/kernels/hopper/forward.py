@@ -32,15 +32,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagbench.impl.kernels.activations import SOFTMAX
-from jagbench.impl.kernels.hopper.gluon import tma_load, tma_store, turn_give, turn_wait
+from jagbench.impl.kernels.hopper.gluon import (
+    FIELDS,
+    at_row,
+    tma_load,
+    tma_store,
+    turn_give,
+    turn_wait,
+)
 from jagbench.impl.kernels.hopper.weights import first_weights, next_weights
 from jagbench.impl.kernels.schedule import zigzag_index
-
-#: Query rows of a warpgroup: those of one wgmma.
-GROUP_ROWS: gl.constexpr = gl.constexpr(64)
-#: Bound of the row axis of a descriptor.
-FAR: gl.constexpr = gl.constexpr(1 << 30)
-_FIELDS: gl.constexpr = gl.constexpr(8)
 
 
 class _Tensors(NamedTuple):
@@ -95,7 +96,7 @@ class _Call(NamedTuple):
 @gluon.jit
 def _load_rows(desc, start, length, row, column, full, buffer):
     """TMA load of rows [row, row + block) of one sequence; rows past its end arrive as zeros."""
-    tma_load(desc, [FAR, start + length, FAR - length + row, column], full, buffer)
+    tma_load(desc, at_row(start + length, length, row, column), full, buffer)
 
 
 @gluon.jit
@@ -135,7 +136,7 @@ def _fetch(call, used, r, RESIDENT: gl.constexpr):
     else:
         entry = zigzag_index(r, gl.program_id(0), gl.num_programs(0))
     tile = gl.minimum(_divide(entry, call.heads), used)
-    fields = call.work + tile.to(gl.int64) * _FIELDS
+    fields = call.work + tile.to(gl.int64) * FIELDS
     return _Item(
         gl.load(fields),
         gl.load(fields + 1),
@@ -263,7 +264,7 @@ def _finish(
     tma.store_wait(0)  # the staging buffer's previous store has been read
     stages.o.index(W).reshape([HM, D]).store(o.to(stages.o.dtype))
     fence_async_shared()
-    place = [FAR, item.out_start + item.q_length, FAR - item.q_length + row, item.head * D]
+    place = at_row(item.out_start + item.q_length, item.q_length, row, item.head * D)
     tma_store(descs.o, place, stages.o.index(W))
 
 

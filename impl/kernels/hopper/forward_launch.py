@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
-from jagbench.impl.kernels.attention_launch import Mask
+from jagbench.impl.kernels.attention_launch import Mask, multiprocessors
 from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
 from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
 from jagbench.impl.kernels.relaunch import relaunch
@@ -142,7 +142,7 @@ def launch_forward(
     work = build_work_list(
         q_offsets, k_offsets, g.total_q, GROUPS * GROUP_ROWS, shared_rows=g.shared_q, span=mask.span
     )
-    programs = min(_multiprocessors(q.device.index or 0), work.upper * g.heads)
+    programs = min(multiprocessors(q), work.upper * g.heads)
     if tiles is None:
         tiles = chosen(g, mask, max_k_len, work.upper * g.heads, programs)
     note_used("hopper_forward", str(tiles))
@@ -180,8 +180,3 @@ def _kernel() -> Any:
     from jagbench.impl.kernels.hopper.forward import attention_forward_kernel
 
     return attention_forward_kernel
-
-
-@cache
-def _multiprocessors(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

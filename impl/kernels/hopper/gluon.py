@@ -1,4 +1,7 @@
-"""Gluon's names that differ between Triton versions, and what it has no name for."""
+"""What every kernel of the tier is written with.
+
+Names that differ between Triton versions or that Gluon lacks, and places in jagged views.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,19 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
+#: Bound of the row axis in a jagged view (`descriptors`), and the int32 fields of a work item
+#: (`work.WorkList`).
+FAR = gl.constexpr(1 << 30)
+FIELDS = gl.constexpr(8)
+
 #: First of the named barriers of `turn_wait` and `turn_give`; Triton uses the lower ids.
 FIRST_BARRIER = 10
+
+
+@gluon.jit
+def at_row(length_end, length, row, column):
+    """Coordinates of a row of a sequence that ends at row `length_end` of the tensor."""
+    return [FAR, length_end, FAR - length + row, column]
 
 
 @gluon.constexpr_function
