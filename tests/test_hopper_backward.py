@@ -11,9 +11,11 @@ from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import BackwardCall, Mask
 from jagbench.impl.kernels.hopper.backward_launch import (
+    SHARE_BASES,
     chain_of,
     keys_are_short,
     pass_over_queries,
+    share_column,
     slope_is_wide,
 )
 from jagbench.impl.kernels.interpreter import INTERPRET
@@ -39,7 +41,9 @@ def test_each_row_of_dq_gets_what_the_keys_of_its_sequence_ask_for(
     keys: int, left: int, finish: bool
 ) -> None:
     rows = sum(Q_LENGTHS) + TAIL
-    shares = torch.full((rows, HEADS, DIM), 3.0, device=DEVICE)
+    sums = torch.randint(1, 128, (rows, HEADS, DIM), device=DEVICE).float()
+    shares = torch.empty_like(sums).scatter_(2, _places(HEADS), sums)
+    before = shares.clone()
     dq = torch.full((rows, HEADS, DIM), 5.0, dtype=torch.bfloat16, device=DEVICE)
     q_offsets, k_offsets = _offsets(Q_LENGTHS), _offsets(K_LENGTHS)
     geometry = Geometry(len(Q_LENGTHS), HEADS, HEADS, DIM, DIM, rows, sum(K_LENGTHS), False)
@@ -51,15 +55,57 @@ def test_each_row_of_dq_gets_what_the_keys_of_its_sequence_ask_for(
         part = slice(start, start + q_length)
         start += q_length
         many, none = k_length > keys, k_length == 0
-        share, value = 3.0, 5.0
+        value = 5.0
         if finish:
-            value = 3.0 * SCALE if many else 0.0 if none else 5.0
-        elif many:
-            share = 0.0
-        elif left >= 0 and not none:
+            value = sums[part] * SCALE if many else 0.0 if none else 5.0
+        elif left >= 0 and not none and not many:
             value = 0.0
-        assert (shares[part] == share).all()
+        zeroed = many and not finish
+        assert (shares[part] == (0.0 if zeroed else before[part])).all()
         assert (dq[part] == value).all()
+
+
+def _places(heads: int) -> torch.Tensor:
+    """`share_column` of every row of the sequences, `[rows, heads, dim]`."""
+    row = torch.cat([torch.arange(n) for n in (*Q_LENGTHS, TAIL)])[:, None]
+    places = share_column.fn(row, torch.arange(DIM)).to(DEVICE)
+    return places[:, None].expand(-1, heads, -1).contiguous()
+
+
+def _staged() -> dict[int, tuple[int, int]]:
+    """Offset in floats in the staging buffer -> row and column of dQ."""
+    found = {}
+    for offset in range(64 * 64):
+        row = column = 0
+        for bit, (of_row, of_column) in enumerate(SHARE_BASES):
+            row ^= of_row * (offset >> bit & 1)
+            column ^= of_column * (offset >> bit & 1)
+        found[offset] = row, column
+    return found
+
+
+def test_columns_of_a_share_lie_where_the_staging_buffer_puts_them() -> None:
+    # Two halves of 32 columns, 64 rows each, of 8 pieces of 16 bytes swizzled by the row.
+    for offset, (row, column) in _staged().items():
+        half, line, piece = offset >> 11, offset >> 5 & 63, offset >> 2 & 7
+        assert row == line
+        assert share_column.fn(row, column) == half * 32 + (piece ^ line & 7) * 4 + offset % 4
+
+
+def test_threads_that_store_together_meet_in_no_bank() -> None:
+    # Eight lanes store 16 bytes each at once: two rows, four lanes a row (the sums of wgmma).
+    places = {element: offset for offset, element in _staged().items()}
+    for first in range(0, 64, 2):
+        for column in (0, 16, 32, 48):
+            lanes = [(first + i // 4, column + 2 * (i % 4)) for i in range(8)]
+            assert len({places[lane] >> 2 & 7 for lane in lanes}) == 8
+            assert all(places[lane] % 4 == 0 for lane in lanes)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_no_two_columns_of_a_row_share_a_place(dim: int) -> None:
+    for row in range(16):
+        assert sorted(share_column.fn(row, column) for column in range(dim)) == list(range(dim))
 
 
 def _geometry(keys: int, batch: int = 512, shared_q: bool = False) -> Geometry:

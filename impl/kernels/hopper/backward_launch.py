@@ -31,6 +31,13 @@ _REGISTERS = 168
 CHAINED = 4
 # Fewest chains that go round.
 _CHAINS = 1024
+#: Row and column of dQ, of 64 x 64, that each bit of an offset in the staging buffer adds (xor):
+#: what a thread holds of a row (columns 1 and 8), its place among four (2 and 4), then, turned by
+#: the row's parity so that two rows never meet in a bank, 16.
+SHARE_BASES = (
+    (0, 1), (0, 8), (0, 2), (0, 4), (0, 16), (1, 16), (2, 0), (4, 0), (8, 0), (16, 0), (32, 0),
+    (0, 32),
+)  # fmt: skip
 # Rows of dQ a program of `pass_over_queries` takes, and elements at a time.
 _ROWS, _BLOCK = 128, 2048
 
@@ -65,8 +72,7 @@ def launch_backward(
         # One share of dQ a sequence, summed afterwards.
         shares = torch.zeros(g.out_rows, g.heads, g.qk_dim, dtype=torch.float32, device=q.device)
         launch(q, k, v, d_out, dk, dv, shares, shares, items, call)
-        dq = (shares.view(g.batch, *q.shape).sum(0) * call.grad_scale).to(q.dtype)
-        return dq, dk, dv
+        return _sum_of_shares(shares.view(g.batch, *q.shape), call).to(q.dtype), dk, dv
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shares = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     tiles = build_tile_list(q_offsets, k_offsets, g.total_q, _ROWS)
@@ -74,6 +80,15 @@ def launch_backward(
     launch(q, k, v, d_out, dk, dv, shares, dq, items, call)
     pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=True, keys=keys)
     return dq, dk, dv
+
+
+def _sum_of_shares(shares: Tensor, call: BackwardCall) -> Tensor:
+    """dQ in float32 from one share a sequence `[batch, rows, heads, dim]`, see `share_column`."""
+    rows, heads, dim = shares.shape[1:]
+    row = torch.arange(rows, device=shares.device)[:, None]
+    column = torch.arange(dim, device=shares.device)
+    order = share_column.fn(row, column)
+    return shares.sum(0).gather(2, order[:, None].expand(rows, heads, dim)) * call.grad_scale
 
 
 def keys_are_short(g: Geometry) -> bool:
@@ -208,6 +223,19 @@ def pass_over_queries(
         )  # fmt: skip
 
 
+@triton.jit
+def share_column(row, column):
+    """Where the buffer of shares holds a column of dQ, in a given row of a sequence.
+
+    The columns of 64 are permuted as `SHARE_BASES` has them, seen through the swizzle
+    of 128 bytes with which the TMA unit reads shared memory. For integers and tensors of torch too
+    (`share_column.fn`).
+    """
+    part = (column >> 1 & 3) | ((column >> 4 ^ row) & 1) << 2
+    inside = (column & 32) | (part ^ row & 7) << 2 | (column >> 3 & 1) << 1 | column & 1
+    return column - (column & 63) + inside
+
+
 @triton.jit(do_not_specialize=["batch", "total_q"])
 def _queries_kernel(
     shares, dq, q_offsets, k_offsets, tile_sequence, tile_block, batch, total_q, scale,
@@ -233,7 +261,10 @@ def _queries_kernel(
             index = at + tl.arange(0, BLOCK)
             inside = index < size
             if FINISH:
-                value = tl.load(source + index, mask=inside & shared, other=0.0) * scale
+                row = index // WIDTH
+                place = row * WIDTH + share_column(first + row, index % WIDTH)
+                place = tl.max_contiguous(tl.multiple_of(place, 2), 2)
+                value = tl.load(source + place, mask=inside & shared, other=0.0) * scale
                 tl.store(target + index, round_to(value, dq.dtype.element_ty), mask=inside)
             else:
                 zeros = tl.zeros([BLOCK], tl.float32)

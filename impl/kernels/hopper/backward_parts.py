@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagbench.impl.kernels.activations import SOFTMAX, activate_and_derivative
+from jagbench.impl.kernels.hopper.backward_launch import SHARE_BASES
 from jagbench.impl.kernels.hopper.gluon import FIELDS, at_row, tma_load, tma_store
 from jagbench.impl.kernels.tiles import visible_span
 
@@ -175,6 +176,21 @@ def d_scores_of(da, slope, row_s, place, DTYPE: gl.constexpr, ACTIVATION: gl.con
         delta = row_s.index(place).load(gl.SliceLayout(0, da.type.layout))
         da = da - delta[None, :]
     return (slope.to(gl.float32) * da).to(DTYPE)
+
+
+@gluon.constexpr_function
+def _share_layout():
+    return gl.SharedLinearLayout([list(base) for base in SHARE_BASES], [], 1024)
+
+
+@gluon.jit
+def share_view(stage):
+    """A staging buffer for 64 x 64 float32 of dQ as the TMA unit takes them, columns permuted.
+
+    A thread then stores its sums 16 bytes at a time and without conflicts. The buffer of shares in
+    global memory has its columns in the order of `share_column`.
+    """
+    return stage._reinterpret(gl.float32, [64, 64], _share_layout())
 
 
 @gluon.jit

@@ -29,6 +29,7 @@ from jagbench.impl.kernels.hopper.backward_parts import (
     next_tile,
     products,
     rounds_of,
+    share_view,
     store_share,
     weights_of,
     work_item,
@@ -122,7 +123,7 @@ def put_dq(
 
 @gluon.jit
 def _add_columns(shares_desc, room, dq, end, row, column):
-    room.reshape([dq.shape[0], dq.shape[1]]).store(dq)
+    share_view(room).store(dq)
     fence_async_shared()
     tma_reduce_add(shares_desc, [FAR, end, row, column], room)
 
