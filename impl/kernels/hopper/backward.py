@@ -192,20 +192,10 @@ def fate_of(k_length, part, CHAIN: gl.constexpr):
 
 
 @gluon.jit
-def fetch_share(shares_desc, stage, share_full, fate, behind, place):
-    """Take back the sum of a chain's shares, once the share before lies in memory.
-
-    behind: steps since that share, of the same queries; 0 if there is none. Handed to the TMA unit
-    since then were `behind` - 1 shares, dK and dV.
-    """
-    if behind > 6:
-        bulk_writes_wait(8)
-    elif behind > 2:
-        bulk_writes_wait(4)
-    elif behind > 1:
-        bulk_writes_wait(3)
-    elif behind > 0:
-        bulk_writes_wait(2)
+def fetch_share(shares_desc, stage, share_full, fate, fresh, place):
+    """Before the first share of a key tile all of the tile before must lie in memory."""
+    if fresh:
+        bulk_writes_wait()
     if fate == LAST:
         tma.store_wait(0)
         mbarrier.expect(share_full, 64 * 64 * 4)
@@ -214,7 +204,7 @@ def fetch_share(shares_desc, stage, share_full, fate, behind, place):
 
 @gluon.jit
 def walk_step(
-    W: gl.constexpr, memory, bars, shares_desc, fate, behind, place, dk, dv, k_own, v_own, k_dq,
+    W: gl.constexpr, memory, bars, shares_desc, fate, fresh, place, dk, dv, k_own, v_own, k_dq,
     step, v_phase, last, keys, queries, edge, shift, left, right, score_scale,
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, v_slot, D: gl.constexpr, DTYPE: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, WIDE: gl.constexpr,
@@ -240,7 +230,7 @@ def walk_step(
     mbarrier.wait(v_full.index(v_slot), v_phase)
     da_flying = products(v_own, d_half.permute((1, 0)), 64)
     if CHAIN > 1:
-        fetch_share(shares_desc, dq_s.index(W), share_full.index(W), fate, behind, place)
+        fetch_share(shares_desc, dq_s.index(W), share_full.index(W), fate, fresh, place)
     s = warpgroup_mma_wait(1, deps=(s_flying,))
     weights, slope = weights_of(
         s, row_s, 2 * slot * HALVES, score_scale, keys, queries, edge, shift, left, right,
@@ -312,7 +302,7 @@ def consumer(
     taken = 0
     # What becomes of dQ of the step before this one; at first it goes nowhere: out of bounds.
     fate = ADDED
-    behind = 0
+    fresh = False
     dq_end = 0
     dq_row = 1 << 30
     dq_column = 0
@@ -341,7 +331,7 @@ def consumer(
             for i in range(0, steps):
                 k_dq = k_s.index((taken & 1) ^ gl.where(i == 0, 1, 0)).reshape([KEYS, D])
                 dk_flying, b, dv, dq = walk_step(
-                    W, memory, bars, shares_desc, fate, behind, [FAR, dq_end, dq_row, dq_column],
+                    W, memory, bars, shares_desc, fate, fresh, [FAR, dq_end, dq_row, dq_column],
                     dk, dv, k_own, v_own, k_dq, step, (taken // V_STAGES) & 1, i == steps - 1,
                     k_row + part * KEYS + key_lanes, row + query_lanes,
                     (row < whole) | (row + BLOCK_Q > until), shift, left, right,
@@ -356,7 +346,7 @@ def consumer(
                 dk, b = warpgroup_mma_wait(0, deps=(dk_flying, b))
                 mbarrier.arrive(q_empty.index(step & 1), count=1)
                 fate = fate_of(k_length, part, CHAIN)
-                behind = gl.where((fate == ADDED) | (fate == LAST), gl.where(part > 0, steps, 0), 0)
+                fresh = i == 0
                 dq_end = d_start + q_length
                 dq_row = FAR - q_length + row
                 dq_column = head * D
@@ -377,7 +367,7 @@ def consumer(
     dq = warpgroup_mma_wait(0, deps=(start_dq(ds_s, before & 1, k_dq, W, HALVES, D),))
     if CHAIN > 1:
         fetch_share(
-            shares_desc, dq_s.index(W), share_full.index(W), fate, behind,
+            shares_desc, dq_s.index(W), share_full.index(W), fate, fresh,
             [FAR, dq_end, dq_row, dq_column],
         )  # fmt: skip
     put_dq(

@@ -67,14 +67,9 @@ def tma_reduce_add(desc, coord, src, _semantic=None):
 
 
 @gluon.jit
-def bulk_writes_wait(PENDING: gl.constexpr):
-    """Wait until what this thread had the TMA unit write lies in global memory, but the last few.
+def bulk_writes_wait():
+    """Wait until what this warpgroup's threads had the TMA unit write lies in global memory.
 
     `tma.store_wait` waits until shared memory has been read, no more.
     """
-    _at_barrier(_bulk_wait(PENDING))
-
-
-@gluon.constexpr_function
-def _bulk_wait(pending):
-    return f"cp.async.bulk.wait_group {pending}; mov.b32 $0, $1;"
+    _at_barrier("cp.async.bulk.wait_group 0; mov.b32 $0, $1;")
