@@ -18,22 +18,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from jagbench.impl.kernels.activations import SOFTMAX, activate_and_derivative
 from jagbench.impl.kernels.hopper.gluon import FIELDS, at_row, tma_load, tma_store
+from jagbench.impl.kernels.hopper.work import dealt_entry, folded_tile
 from jagbench.impl.kernels.tiles import visible_span
 
 
 @gluon.jit
-def rounds_of(count, kv_heads, workers):
+def rounds_of(count, kv_heads, workers, FOLDED: gl.constexpr):
     """Items a worker takes at most."""
-    return gl.cdiv(gl.load(count) * kv_heads, workers)
+    if FOLDED:
+        rounds = gl.cdiv(gl.cdiv(gl.load(count) * kv_heads, 2), workers) * 2
+    else:
+        rounds = gl.cdiv(gl.load(count) * kv_heads, workers)
+    return rounds
 
 
 @gluon.jit
 def work_item(
-    items, count, kv_heads, entry, total_q, left, right,
+    items, count, kv_heads, turn, worker, workers, total_q, left, right,
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, HAS_LEFT: gl.constexpr,
     HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr,
+    FOLDED: gl.constexpr, HEADS_APART: gl.constexpr,
 ):  # fmt: skip
-    """Entry number `entry` of the list of (item, key head).
+    """What a worker is dealt in a turn of the list of (item, key head).
+
+    FOLDED: the items of a sequence are dealt in pairs, those of a head side by side if HEADS_APART
+    (`work.folded_tile`).
 
     Returns key start, key length, first key, query start, query length, start of the queries' rows
     in d_out, start of their statistics (in units of 64), key head, shift of positions, first query
@@ -41,6 +50,7 @@ def work_item(
     seen by it. Past the end of the list: an item without rows.
     """
     # Behind the last item stands an empty one.
+    entry = dealt_entry(turn, worker, workers, 2 if FOLDED else 1)
     item = items + gl.minimum(entry // kv_heads, gl.load(count)) * FIELDS
     k_start = gl.load(item)
     k_length = gl.load(item + 1)
@@ -48,6 +58,12 @@ def work_item(
     q_start = gl.load(item + 3)
     q_length = gl.load(item + 4)
     rows_start = gl.load(item + 7)
+    kv_head = entry % kv_heads
+    if FOLDED:
+        blocks = gl.maximum(gl.cdiv(k_length, BLOCK_K), 1)
+        place = (k_row // BLOCK_K) * kv_heads + kv_head
+        kv_head, block = folded_tile(place, kv_heads, blocks, HEADS_APART)
+        k_row = block * BLOCK_K
     d_start = q_start
     if SHARED_Q:
         d_start = gl.load(item + 6) * total_q
@@ -61,7 +77,7 @@ def work_item(
     )  # fmt: skip
     tiles = gl.maximum((last - first + BLOCK_Q - 1) // BLOCK_Q, 0)
     return (
-        k_start, k_length, k_row, q_start, q_length, d_start, rows_start, entry % kv_heads, shift,
+        k_start, k_length, k_row, q_start, q_length, d_start, rows_start, kv_head, shift,
         first, tiles, whole, until,
     )  # fmt: skip
 
