@@ -137,19 +137,22 @@ def weights_of(
         slope = weights
     else:
         weights, slope = activate_and_derivative(s * score_scale, ACTIVATION)
+        if not WIDE:
+            # Before the branch: both wait there, in half the registers.
+            weights = packed(weights, DTYPE)
+            slope = packed(slope, DTYPE)
     if HAS_LEFT or HAS_RIGHT:
         if edge:
             seen = visible_pairs(keys, queries, shift, left, right, HAS_LEFT, HAS_RIGHT)
-            weights = gl.where(seen, weights, 0.0)
-            slope = gl.where(seen, slope, 0.0)
+            weights = gl.where(seen, weights, gl.zeros_like(weights))
+            slope = gl.where(seen, slope, gl.zeros_like(slope))
     if ACTIVATION == SOFTMAX:
         slope = weights
-    weights = packed(weights, DTYPE)
-    if not WIDE:
-        if ACTIVATION == SOFTMAX:
+        weights = packed(weights, DTYPE)
+        if not WIDE:
             slope = weights
-        else:
-            slope = packed(slope, DTYPE)
+    elif WIDE:
+        weights = packed(weights, DTYPE)
     return weights, slope
 
 
