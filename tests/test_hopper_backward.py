@@ -14,6 +14,7 @@ from jagbench.impl.kernels.hopper.backward_launch import (
     SHARE_BASES,
     chain_of,
     keys_are_short,
+    pairs_apart,
     pass_over_queries,
     share_column,
     slope_is_wide,
@@ -125,6 +126,11 @@ def _geometry(keys: int, batch: int = 512, shared_q: bool = False) -> Geometry:
 )
 def test_key_tiles_are_chained_where_sequences_are_short_and_many(geometry, mask, chain):
     assert chain_of(geometry, mask) == chain
+
+
+@pytest.mark.parametrize(("left", "right", "apart"), [(-1, 0, False), (9, -1, False), (9, 0, True)])
+def test_the_pairs_of_a_head_are_neighbours_where_they_differ_in_weight(left, right, apart):
+    assert pairs_apart(Mask(left, right, True)) == apart
 
 
 def test_short_keys_are_told_by_their_mean():

@@ -71,6 +71,26 @@ def test_the_schedule_hangs_on_the_lengths(q: int, k: int, words: str):
     assert str(chosen(geometry, _OPEN, -1, 1 << 16, 132)) == words
 
 
+@pytest.mark.parametrize(
+    ("mask", "entries", "folded"),
+    [
+        (Mask(-1, 0, True), 8 * 132, True),
+        (Mask(7, -1, False), 8 * 132, True),
+        (Mask(255, 0, True), 8 * 132, True),
+        (Mask(-1, 0, True), 8 * 132 - 1, False),
+        (Mask(-1, 0, True), 1 << 30, False),
+        (_OPEN, 1 << 16, False),
+    ],
+)
+@pytest.mark.parametrize("length", [64, 400, 2000])
+def test_tiles_are_dealt_in_pairs_under_a_mask_where_pairs_go_round(mask, entries, folded, length):
+    geometry = Geometry(64, 4, 4, 128, 128, 64 * length, 64 * length, False)
+    tiles = chosen(geometry, mask, -1, entries, 132)
+    assert tiles.folded == folded
+    assert tiles.heads_apart == (length != 400)
+    assert str(tiles).endswith(" folded") == folded
+
+
 def test_an_empty_tensor_borrows_an_address():
     pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
     other = torch.zeros(4, 2, 64, dtype=torch.bfloat16)

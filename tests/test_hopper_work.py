@@ -19,7 +19,6 @@ needs_kernels = pytest.mark.skipif(
     DEVICE == "cpu" and not INTERPRET.value, reason="needs a GPU or interpreter"
 )
 LENGTHS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=6)
-SPANS = st.one_of(st.none(), st.integers(0, 90))
 SHARED = ["no side", "own side", "other side"]
 WAYS = pytest.mark.parametrize(
     "way", [pytest.param("_by_comparing", marks=needs_kernels), "_by_sorting"]
@@ -35,13 +34,12 @@ def _plain(
     others: list[int] | int,
     total: int,
     block: int,
-    span: int | None,
     statistics: str,
 ) -> list[tuple[int, ...]]:
     """The contract of `build_work_list`, in Python; an int is one query all sequences share."""
     batch = len(rows if isinstance(rows, list) else others)
     seen = others if isinstance(others, list) else [0] * batch
-    order = sorted(range(batch), key=lambda s: -min(seen[s], 2**31 if span is None else span))
+    order = sorted(range(batch), key=lambda s: -seen[s])
     items = []
     for s in [*order, batch]:
         if isinstance(rows, list):
@@ -77,7 +75,6 @@ def _check(
     others: list[int] | int,
     total: int,
     block: int,
-    span: int | None = None,
     statistics: str = "other",
     dtype: torch.dtype = torch.int32,
 ) -> None:
@@ -87,11 +84,10 @@ def _check(
         total,
         block,
         shared_rows=isinstance(rows, int),
-        span=span,
         other_rows=others if isinstance(others, int) else None,
         statistics=statistics,
     )
-    expected = _plain(rows, others, total, block, span, statistics)
+    expected = _plain(rows, others, total, block, statistics)
     count = int(made.count)
     assert made.items.dtype == made.count.dtype == torch.int32
     assert count == len(expected) <= made.upper
@@ -113,13 +109,12 @@ def _force(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     lengths=LENGTHS,
     padding=st.integers(0, 200),
     block=st.sampled_from([64, 128]),
-    span=SPANS,
     statistics=st.sampled_from(["own", "other"]),
     shared=st.sampled_from(SHARED),
     dtype=st.sampled_from([torch.int32, torch.int64]),
 )
 def test_a_work_list_is_that_of_a_plain_build(
-    monkeypatch, way, lengths, padding, block, span, statistics, shared, dtype
+    monkeypatch, way, lengths, padding, block, statistics, shared, dtype
 ) -> None:
     _force(monkeypatch, way)
     rows: list[int] | int = [m for m, _ in lengths]
@@ -129,7 +124,7 @@ def test_a_work_list_is_that_of_a_plain_build(
         rows = total = padding
     elif shared == "other side":
         others = padding
-    _check(rows, others, total, block, span, statistics, dtype)
+    _check(rows, others, total, block, statistics, dtype)
 
 
 CASES = {
@@ -158,8 +153,8 @@ def test_a_work_list_has_the_order_of_the_tile_list() -> None:
     rows, others = torch.randint(0, 400, (2, 50), generator=generator).tolist()
     total = sum(rows) + 77
     q, k = _offsets(rows, torch.int32), _offsets(others, torch.int32)
-    made = work.build_work_list(q, k, total, 64, span=100)
-    tiles = build_tile_list(q, k, total, 64, span=100)
+    made = work.build_work_list(q, k, total, 64)
+    tiles = build_tile_list(q, k, total, 64)
     count = int(tiles.count)
     assert int(made.count) == count
     assert torch.equal(made.items[:count, 6], tiles.sequence[:count])

@@ -211,7 +211,7 @@ def _work_list(offsets: str) -> CompileCase:
     """The list of the persistent kernels. No matrix product; the same for every element type."""
     signature = {
         **_pointers(offsets, "row_offsets", "other_offsets"), **_pointers("i32", "items", "count"),
-        **dict.fromkeys(("batch", "total_rows", "other_rows", "upper", "span"), "i32"),
+        **dict.fromkeys(("batch", "total_rows", "other_rows", "upper"), "i32"),
     }  # fmt: skip
     return CompileCase(
         name=f"work_list-{offsets}",
@@ -249,7 +249,7 @@ def _hopper_forward(
             "GROUPS": GROUPS, "KEY_STAGES": tiles.key_stages, "QUERY_STAGES": tiles.query_stages,
             "ACTIVATION": activation, "HAS_LEFT": False, "HAS_RIGHT": False, "ALIGN_END": False,
             "SCALE_FIRST": False, "HEADS_APART": tiles.heads_apart, "PING_PONG": tiles.ping_pong,
-            "RESIDENT": tiles.resident, **extra,
+            "RESIDENT": tiles.resident, "FOLDED": tiles.folded, **extra,
         },
         aligned=("lse", "work", "count"),
         num_warps=4,
@@ -311,7 +311,7 @@ def _backward_case(
         },
         constexprs={
             "HAS_LEFT": False, "HAS_RIGHT": False, "ALIGN_END": False, "GROUPED": False,
-            **constants,
+            "FOLDED": False, "HEADS_APART": False, **constants,
         },
         aligned=("statistics", "items", "count", "statistics_rows"),
         num_warps=4,
@@ -324,6 +324,8 @@ def _backward_case(
 
 
 _CAUSAL: dict[str, Any] = {"HAS_RIGHT": True, "ALIGN_END": True}
+_FOLDED: dict[str, Any] = {**_CAUSAL, "FOLDED": True}
+_FOLDED_WINDOW: dict[str, Any] = {**_WINDOW, "FOLDED": True, "HEADS_APART": True}
 _SUBTRACT, _EDGES, _EVERY = 2, 1, 0
 
 CASES: tuple[CompileCase, ...] = (
@@ -369,6 +371,10 @@ CASES: tuple[CompileCase, ...] = (
     _hopper_forward("bf16", 128, SOFTMAX.value, "causal", **_CAUSAL),
     _hopper_forward("bf16", 128, SOFTMAX.value, "window", **_WINDOW),
     _hopper_forward("bf16", 128, _FAST_GELU, "fast_gelu_window", **_WINDOW),
+    _hopper_forward("bf16", 128, SOFTMAX.value, "folded", **_FOLDED),
+    _hopper_forward("bf16", 128, SOFTMAX.value, "folded_adjacent", **_FOLDED, HEADS_APART=False),
+    _hopper_forward("bf16", 64, SOFTMAX.value, "folded_short_keys", short=True, **_FOLDED),
+    _hopper_forward("bf16", 128, _FAST_GELU, "fast_gelu_folded_window", **_FOLDED_WINDOW),
     _hopper_forward("bf16", 128, _FAST_GELU, "fast_gelu_short_keys", short=True),
     *(
         _hopper_forward("bf16", 128, ACTIVATION_IDS[name], name)
@@ -379,6 +385,11 @@ CASES: tuple[CompileCase, ...] = (
     _hopper_backward("bf16", 128, SOFTMAX.value, "chain", CHAIN=4),
     _hopper_backward("bf16", 64, SOFTMAX.value, "chain", CHAIN=4),
     _hopper_backward("fp16", 128, SOFTMAX.value, "window_grouped", **_WINDOW, GROUPED=True),
+    _hopper_backward("bf16", 128, SOFTMAX.value, "causal", **_CAUSAL),
+    _hopper_backward("bf16", 128, SOFTMAX.value, "folded", **_FOLDED),
+    _hopper_backward("bf16", 64, SOFTMAX.value, "folded", **_FOLDED),
+    _hopper_backward("bf16", 128, SOFTMAX.value, "folded_window", **_FOLDED_WINDOW, GROUPED=True),
+    _hopper_backward("bf16", 128, _FAST_GELU, "fast_gelu_folded", **_FOLDED, WIDE=False),
     _hopper_backward("bf16", 128, SOFTMAX.value, "shared_q", SHARED_Q=True),
     _hopper_backward("bf16", 128, _FAST_GELU, "fast_gelu", WIDE=False),
     _hopper_backward("bf16", 128, _FAST_GELU, "fast_gelu_chain", WIDE=False, CHAIN=4),
@@ -386,6 +397,8 @@ CASES: tuple[CompileCase, ...] = (
     _hopper_backward_short("bf16", 128, SOFTMAX.value, "softmax"),
     _hopper_backward_short("bf16", 64, SOFTMAX.value, "softmax"),
     _hopper_backward_short("fp16", 128, SOFTMAX.value, "window_grouped", **_WINDOW, GROUPED=True),
+    _hopper_backward_short("bf16", 128, SOFTMAX.value, "folded", **_FOLDED),
+    _hopper_backward_short("bf16", 128, SOFTMAX.value, "folded_window", **_FOLDED_WINDOW),
     _hopper_backward_short("bf16", 128, _FAST_GELU, "fast_gelu"),
     *BLOCK_CASES,
 )

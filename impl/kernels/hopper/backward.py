@@ -45,7 +45,6 @@ from jagbench.impl.kernels.hopper.gluon import (
     tma_reduce_add,
     tma_store,
 )
-from jagbench.impl.kernels.schedule import zigzag_index
 
 #: Keys of an item, two warpgroups of 64.
 KEYS = gl.constexpr(128)
@@ -68,7 +67,7 @@ def producer(
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
-    CHAIN: gl.constexpr,
+    CHAIN: gl.constexpr, FOLDED: gl.constexpr, HEADS_APART: gl.constexpr,
 ):  # fmt: skip
     """Issue every load, in the order in which the consumers use it.
 
@@ -83,13 +82,14 @@ def producer(
     step = 0
     loaded = 0
     freeing = -1  # the step whose end frees the older buffer of K
-    for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0))):
+    for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0), FOLDED)):
         (
             k_start, k_length, k_row, q_start, q_length, d_start, rows_start, kv_head, _shift,
             first, tiles, _whole, _until,
         ) = work_item(
-            items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
-            total_q, left, right, BLOCK_Q, KEYS * CHAIN, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+            items, count, kv_heads, turn, gl.program_id(0), gl.num_programs(0), total_q, left,
+            right, BLOCK_Q, KEYS * CHAIN, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, FOLDED,
+            HEADS_APART,
         )  # fmt: skip
         for part in range(0, gl.where(tiles > 0, parts_of(k_length, k_row, CHAIN), 0)):
             v_slot = loaded % V_STAGES
@@ -283,7 +283,7 @@ def consumer(
     HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
-    CHAIN: gl.constexpr,
+    CHAIN: gl.constexpr, FOLDED: gl.constexpr, HEADS_APART: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: keys [64 W, 64 W + 64) of every item, and its share of dQ."""
     q_desc, _d_out, _k, _v, dk_desc, dv_desc, shares_desc, dq_desc = descs
@@ -307,13 +307,14 @@ def consumer(
     dq_row = 1 << 30
     dq_column = 0
     fetched = 0
-    for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0))):
+    for turn in range(0, rounds_of(count, kv_heads, gl.num_programs(0), FOLDED)):
         (
             k_start, k_length, k_row, _q_start, q_length, d_start, _rows, kv_head, shift,
             first, tiles, whole, until,
         ) = work_item(
-            items, count, kv_heads, zigzag_index(turn, gl.program_id(0), gl.num_programs(0)),
-            total_q, left, right, BLOCK_Q, KEYS * CHAIN, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q,
+            items, count, kv_heads, turn, gl.program_id(0), gl.num_programs(0), total_q, left,
+            right, BLOCK_Q, KEYS * CHAIN, HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, FOLDED,
+            HEADS_APART,
         )  # fmt: skip
         steps = tiles
         if GROUPED:
@@ -384,14 +385,15 @@ def backward_kernel(
     value_scale, HALVES: gl.constexpr, V_STAGES: gl.constexpr, D: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr, GROUPED: gl.constexpr, WIDE: gl.constexpr,
-    CHAIN: gl.constexpr,
+    CHAIN: gl.constexpr, FOLDED: gl.constexpr, HEADS_APART: gl.constexpr,
 ):  # fmt: skip
     """dK, dV `[rows, kv_heads, D]`, and dQ `[out_rows, heads, D]` of sequences of one item.
 
     That of others is added, unscaled, to float32 shares of the same shape; of a shared query, all.
 
     statistics: float32 `[2, heads, statistics_rows]` (`attention_launch.row_statistics`), softmax
-    only. items, count: work list of the keys.
+    only. items, count: work list of the keys. FOLDED, HEADS_APART: see `work_item`; for masks, and
+    chains of one.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     BLOCK_Q: gl.constexpr = 64 * HALVES
@@ -426,15 +428,18 @@ def backward_kernel(
         [
             (consumer, (
                 0, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, CHAIN,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, CHAIN, FOLDED,
+                HEADS_APART,
             )),
             (consumer, (
                 1, descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, CHAIN,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, CHAIN, FOLDED,
+                HEADS_APART,
             )),
             (producer, (
                 descs, memory, bars, inputs, scales, HALVES, V_STAGES, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, CHAIN,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, SHARED_Q, GROUPED, WIDE, CHAIN, FOLDED,
+                HEADS_APART,
             )),
         ],
         [4, 1],

@@ -14,7 +14,7 @@ from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import BackwardCall, Mask, multiprocessors
 from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
-from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
+from jagbench.impl.kernels.hopper.work import WorkList, build_work_list, folds
 from jagbench.impl.kernels.interpreter import round_to
 from jagbench.impl.kernels.relaunch import relaunch, traits
 from jagbench.impl.kernels.schedule import TileList, build_tile_list
@@ -64,7 +64,7 @@ def launch_backward(
     short = keys_are_short(g)
     keys = SHORT_KEYS if short else KEYS * chain_of(g, call.mask)
     items = build_work_list(
-        k_offsets, q_offsets, g.total_k, keys, span=call.mask.span,
+        k_offsets, q_offsets, g.total_k, keys,
         other_rows=g.total_q if g.shared_q else None,
     )  # fmt: skip
     launch = _launch_short if short else _launch
@@ -108,6 +108,15 @@ def chain_of(g: Geometry, mask: Mask) -> int:
     return CHAINED if short and not masked and not g.shared_q else 1
 
 
+def pairs_apart(mask: Mask) -> bool:
+    """Whether the pairs of a head lie side by side where items are dealt in pairs (`work.folds`).
+
+    Under a window bounded on both sides pairs do not weigh the same; next to each other they come
+    out more even than with all heads of a pair between them. For the others it is one.
+    """
+    return mask.left >= 0 and mask.right >= 0
+
+
 def slope_is_wide(call: BackwardCall) -> bool:
     """Whether A' waits for dA in float32 (`backward_parts.weights_of`): right and fast either way.
 
@@ -134,16 +143,20 @@ def _launch(
     share = dim * halves // 2
     statistics, statistics_rows = _statistics(call, shares)
     wide, chain = slope_is_wide(call), chain_of(g, call.mask)
-    note_used("hopper_backward", f"{64 * halves}x{KEYS} chain {chain}" + " wide" * wide)
+    entries = items.upper * g.kv_heads
+    programs = min(entries, multiprocessors(q))
+    folded = folds(call.mask, entries, programs)
+    used = f"{64 * halves}x{KEYS} chain {chain}" + " wide" * wide + " folded" * folded
+    note_used("hopper_backward", used)
     # In the order of the kernel's parameters.
     constants = (
         halves, halves, dim, call.activation, *call.mask.constants.values(), g.shared_q,
-        g.group > 1, wide, chain,
+        g.group > 1, wide, chain, folded, folded and pairs_apart(call.mask),
     )  # fmt: skip
     relaunch(
         # What the form hangs on beyond this is the same in every call: pointers are allocations,
         # rows of statistics a multiple of 16.
-        _kernel(), min(items.upper * g.kv_heads, multiprocessors(q)), q.device,
+        _kernel(), programs, q.device,
         (q.dtype, constants),
         *(jagged_descriptor(t, 64 * halves, dim) for t in (q, d_out)),
         *(jagged_descriptor(t, KEYS, dim) for t in (k, v)),
@@ -163,10 +176,16 @@ def _launch_short(
     """As `_launch`, for items of 64 keys; two workers a program."""
     g, dim = call.geometry, call.geometry.qk_dim
     statistics, statistics_rows = _statistics(call, shares)
-    note_used("hopper_backward", f"64x{SHORT_KEYS} two workers")
-    constants = dim, call.activation, *call.mask.constants.values(), g.group > 1
+    entries = items.upper * g.kv_heads
+    programs = min(entries, multiprocessors(q))
+    folded = folds(call.mask, entries, 2 * programs)
+    note_used("hopper_backward", f"64x{SHORT_KEYS} two workers" + " folded" * folded)
+    constants = (
+        dim, call.activation, *call.mask.constants.values(), g.group > 1,
+        folded, folded and pairs_apart(call.mask),
+    )  # fmt: skip
     relaunch(
-        _short_kernel(), min(items.upper * g.kv_heads, multiprocessors(q)), q.device,
+        _short_kernel(), programs, q.device,
         (q.dtype, constants),
         *(jagged_descriptor(t, SHORT_KEYS, dim) for t in (q, d_out, k, v, dk, dv)),
         jagged_descriptor(shares, SHORT_KEYS, 64), jagged_descriptor(dq, SHORT_KEYS, dim),

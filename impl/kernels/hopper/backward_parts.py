@@ -19,22 +19,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagbench.impl.kernels.activations import SOFTMAX, activate_and_derivative
 from jagbench.impl.kernels.hopper.backward_launch import SHARE_BASES
 from jagbench.impl.kernels.hopper.gluon import FIELDS, at_row, tma_load, tma_store
+from jagbench.impl.kernels.hopper.work import dealt_entry, folded_tile
 from jagbench.impl.kernels.tiles import visible_span
 
 
 @gluon.jit
-def rounds_of(count, kv_heads, workers):
+def rounds_of(count, kv_heads, workers, FOLDED: gl.constexpr):
     """Items a worker takes at most."""
-    return gl.cdiv(gl.load(count) * kv_heads, workers)
+    if FOLDED:
+        rounds = gl.cdiv(gl.cdiv(gl.load(count) * kv_heads, 2), workers) * 2
+    else:
+        rounds = gl.cdiv(gl.load(count) * kv_heads, workers)
+    return rounds
 
 
 @gluon.jit
 def work_item(
-    items, count, kv_heads, entry, total_q, left, right,
+    items, count, kv_heads, turn, worker, workers, total_q, left, right,
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, HAS_LEFT: gl.constexpr,
     HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr, SHARED_Q: gl.constexpr,
+    FOLDED: gl.constexpr, HEADS_APART: gl.constexpr,
 ):  # fmt: skip
-    """Entry number `entry` of the list of (item, key head).
+    """What a worker is dealt in a turn of the list of (item, key head).
+
+    FOLDED: the items of a sequence are dealt in pairs, those of a head side by side if HEADS_APART
+    (`work.folded_tile`).
 
     Returns key start, key length, first key, query start, query length, start of the queries' rows
     in d_out, start of their statistics (in units of 64), key head, shift of positions, first query
@@ -42,6 +51,7 @@ def work_item(
     seen by it. Past the end of the list: an item without rows.
     """
     # Behind the last item stands an empty one.
+    entry = dealt_entry(turn, worker, workers, 2 if FOLDED else 1)
     item = items + gl.minimum(entry // kv_heads, gl.load(count)) * FIELDS
     k_start = gl.load(item)
     k_length = gl.load(item + 1)
@@ -49,6 +59,12 @@ def work_item(
     q_start = gl.load(item + 3)
     q_length = gl.load(item + 4)
     rows_start = gl.load(item + 7)
+    kv_head = entry % kv_heads
+    if FOLDED:
+        blocks = gl.maximum(gl.cdiv(k_length, BLOCK_K), 1)
+        place = (k_row // BLOCK_K) * kv_heads + kv_head
+        kv_head, block = folded_tile(place, kv_heads, blocks, HEADS_APART)
+        k_row = block * BLOCK_K
     d_start = q_start
     if SHARED_Q:
         d_start = gl.load(item + 6) * total_q
@@ -62,7 +78,7 @@ def work_item(
     )  # fmt: skip
     tiles = gl.maximum((last - first + BLOCK_Q - 1) // BLOCK_Q, 0)
     return (
-        k_start, k_length, k_row, q_start, q_length, d_start, rows_start, entry % kv_heads, shift,
+        k_start, k_length, k_row, q_start, q_length, d_start, rows_start, kv_head, shift,
         first, tiles, whole, until,
     )  # fmt: skip
 
@@ -122,19 +138,22 @@ def weights_of(
         slope = weights
     else:
         weights, slope = activate_and_derivative(s * score_scale, ACTIVATION)
+        if not WIDE:
+            # Before the branch: both wait there, in half the registers.
+            weights = packed(weights, DTYPE)
+            slope = packed(slope, DTYPE)
     if HAS_LEFT or HAS_RIGHT:
         if edge:
             seen = visible_pairs(keys, queries, shift, left, right, HAS_LEFT, HAS_RIGHT)
-            weights = gl.where(seen, weights, 0.0)
-            slope = gl.where(seen, slope, 0.0)
+            weights = gl.where(seen, weights, gl.zeros_like(weights))
+            slope = gl.where(seen, slope, gl.zeros_like(slope))
     if ACTIVATION == SOFTMAX:
         slope = weights
-    weights = packed(weights, DTYPE)
-    if not WIDE:
-        if ACTIVATION == SOFTMAX:
+        weights = packed(weights, DTYPE)
+        if not WIDE:
             slope = weights
-        else:
-            slope = packed(slope, DTYPE)
+    elif WIDE:
+        weights = packed(weights, DTYPE)
     return weights, slope
 
 

@@ -41,7 +41,6 @@ from jagbench.impl.kernels.hopper.gluon import (
     tma_reduce_add,
     tma_store,
 )
-from jagbench.impl.kernels.schedule import zigzag_index
 
 #: Keys of an item, queries of a step, buffers of queries a warpgroup has.
 ROWS = gl.constexpr(64)
@@ -49,17 +48,11 @@ STAGES = gl.constexpr(2)
 
 
 @gluon.jit
-def entry_of(turn, W: gl.constexpr):
-    """Entry of a warpgroup's turn: the second warpgroups are dealt to after all first ones."""
-    programs = gl.num_programs(0)
-    return zigzag_index(turn, gl.program_id(0) + W * programs, 2 * programs)
-
-
-@gluon.jit
 def producer(
     W: gl.constexpr, descs, memory, bars, inputs, scales,
     D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr,
+    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr, FOLDED: gl.constexpr,
+    HEADS_APART: gl.constexpr,
 ):  # fmt: skip
     """Every load of warpgroup W. The first queries of an item come before its keys are free."""
     q_desc, d_out_desc, k_desc, v_desc, _dk, _dv, _shares, _dq = descs
@@ -68,13 +61,15 @@ def producer(
     statistics, items, count, kv_heads, group, padded, left, right = inputs
     step = 0
     loaded = 0
-    for turn in range(0, rounds_of(count, kv_heads, 2 * gl.num_programs(0))):
+    # The second warpgroups are dealt to after all first ones.
+    programs = gl.num_programs(0)
+    for turn in range(0, rounds_of(count, kv_heads, 2 * programs, FOLDED)):
         (
             k_start, k_length, k_row, q_start, q_length, _d_start, rows_start, kv_head, _shift,
             first, tiles, _whole, _until,
         ) = work_item(
-            items, count, kv_heads, entry_of(turn, W), 0, left, right,
-            ROWS, ROWS, HAS_LEFT, HAS_RIGHT, ALIGN_END, False,
+            items, count, kv_heads, turn, gl.program_id(0) + W * programs, 2 * programs, 0, left,
+            right, ROWS, ROWS, HAS_LEFT, HAS_RIGHT, ALIGN_END, False, FOLDED, HEADS_APART,
         )  # fmt: skip
         k_place = at_row(k_start + k_length, k_length, k_row, kv_head * D)
         row = first
@@ -132,7 +127,8 @@ def _add_columns(shares_desc, room, dq, end, row, column):
 def consumer(
     W: gl.constexpr, descs, memory, bars, inputs, scales,
     D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr,
+    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr, FOLDED: gl.constexpr,
+    HEADS_APART: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: its items, one after the other."""
     q_desc, _d_out, _k, _v, dk_desc, dv_desc, shares_desc, dq_desc = descs
@@ -155,13 +151,15 @@ def consumer(
     query_lanes = gl.arange(0, 64, gl.SliceLayout(0, SCORES))
     step = 0
     taken = 0
-    for turn in range(0, rounds_of(count, kv_heads, 2 * gl.num_programs(0))):
+    # The second warpgroups are dealt to after all first ones.
+    programs = gl.num_programs(0)
+    for turn in range(0, rounds_of(count, kv_heads, 2 * programs, FOLDED)):
         (
             k_start, k_length, k_row, q_start, q_length, _d_start, _rows, kv_head, shift,
             first, tiles, whole, until,
         ) = work_item(
-            items, count, kv_heads, entry_of(turn, W), 0, left, right,
-            ROWS, ROWS, HAS_LEFT, HAS_RIGHT, ALIGN_END, False,
+            items, count, kv_heads, turn, gl.program_id(0) + W * programs, 2 * programs, 0, left,
+            right, ROWS, ROWS, HAS_LEFT, HAS_RIGHT, ALIGN_END, False, FOLDED, HEADS_APART,
         )  # fmt: skip
         steps = tiles
         if GROUPED:
@@ -222,7 +220,8 @@ def backward_short_kernel(
     q_desc, d_out_desc, k_desc, v_desc, dk_desc, dv_desc, shares_desc, dq_desc, statistics, items,
     count, kv_heads, group, statistics_rows, left, right, score_scale, grad_scale, value_scale,
     D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr,
+    ALIGN_END: gl.constexpr, GROUPED: gl.constexpr, FOLDED: gl.constexpr,
+    HEADS_APART: gl.constexpr,
 ):  # fmt: skip
     """As `backward.backward_kernel`, with a work list of 64 keys an item and no shared query."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -250,19 +249,19 @@ def backward_short_kernel(
         [
             (consumer, (
                 0, descs, memory, bars, inputs, scales, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART,
             )),
             (consumer, (
                 1, descs, memory, bars, inputs, scales, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART,
             )),
             (producer, (
                 0, descs, memory, bars, inputs, scales, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART,
             )),
             (producer, (
                 1, descs, memory, bars, inputs, scales, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART,
             )),
         ],
         [4, 1, 1],

@@ -41,7 +41,7 @@ from jagbench.impl.kernels.hopper.gluon import (
     turn_wait,
 )
 from jagbench.impl.kernels.hopper.weights import first_weights, next_weights
-from jagbench.impl.kernels.schedule import zigzag_index
+from jagbench.impl.kernels.hopper.work import dealt_entry, folded_tile
 
 
 class _Tensors(NamedTuple):
@@ -117,24 +117,25 @@ def _load_stage(desc, start, length, row, column, step, full, empty, ring):
     _load_rows(desc, start, length, row, column, full.index(slot), ring.index(slot))
 
 
+@gluon.constexpr_function
+def _hand(resident, folded):
+    """Entries of the list that a program is dealt together."""
+    return resident or (2 if folded else 1)
+
+
 @gluon.jit
-def _rounds(call, used, RESIDENT: gl.constexpr):
+def _rounds(call, used, HAND: gl.constexpr):
     """Items dealt to every program, the empty ones past the end of the list included."""
-    DEALT: gl.constexpr = RESIDENT if RESIDENT else 1
-    return gl.cdiv(gl.cdiv(used * call.heads, DEALT), gl.num_programs(0)) * DEALT
+    return gl.cdiv(gl.cdiv(used * call.heads, HAND), gl.num_programs(0)) * HAND
 
 
 @gluon.jit
-def _fetch(call, used, r, RESIDENT: gl.constexpr):
+def _fetch(call, used, r, HAND: gl.constexpr):
     """Start loading the item this program is dealt in round r; `_decode` makes it an item.
 
     Nothing here waits for a load. Past the end of the list it is the empty item: no rows, no keys.
     """
-    if RESIDENT:
-        hand = zigzag_index(r // RESIDENT, gl.program_id(0), gl.num_programs(0))
-        entry = hand * RESIDENT + r % RESIDENT
-    else:
-        entry = zigzag_index(r, gl.program_id(0), gl.num_programs(0))
+    entry = dealt_entry(r, gl.program_id(0), gl.num_programs(0), HAND)
     tile = gl.minimum(_divide(entry, call.heads), used)
     fields = call.work + tile.to(gl.int64) * FIELDS
     return _Item(
@@ -150,13 +151,21 @@ def _fetch(call, used, r, RESIDENT: gl.constexpr):
 
 
 @gluon.jit
-def _decode(item, call, ROWS: gl.constexpr, HEADS_APART: gl.constexpr):
+def _decode(item, call, ROWS: gl.constexpr, HEADS_APART: gl.constexpr, FOLDED: gl.constexpr):
     """A fetched item with its own query row and head.
 
     As fetched, the heads of a tile are side by side. HEADS_APART: all tiles of a (sequence, head)
-    are, so that programs at work at a time share its keys in L2.
+    are, so that programs at work at a time share its keys in L2. FOLDED: in pairs (`folded_tile`).
     """
-    if HEADS_APART:
+    if FOLDED:
+        tiles = gl.maximum(gl.cdiv(item.q_length, ROWS), 1)
+        place = (item.q_row // ROWS) * call.heads + item.head
+        head, block = folded_tile(place, call.heads, tiles, HEADS_APART)
+        item = _Item(
+            item.q_start, item.q_length, block * ROWS, item.k_start, item.k_length,
+            item.out_start, item.sequence, head,
+        )  # fmt: skip
+    elif HEADS_APART:
         tiles = gl.maximum(gl.cdiv(item.q_length, ROWS), 1)
         place = (item.q_row // ROWS) * call.heads + item.head
         head = _divide(place, tiles)
@@ -276,7 +285,7 @@ def _producer(
     descs, stages, bars, call, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr, PING_PONG: gl.constexpr,
-    RESIDENT: gl.constexpr,
+    RESIDENT: gl.constexpr, FOLDED: gl.constexpr,
 ):  # fmt: skip
     """Issue every load in the order of its use: Q, K0, K1, V0, K2, V1, ... across items."""
     HM: gl.constexpr = stages.q.shape[3]
@@ -284,18 +293,19 @@ def _producer(
     D: gl.constexpr = stages.k.shape[4]
     NK: gl.constexpr = stages.k.shape[0]
     NQ: gl.constexpr = stages.q.shape[0] // GROUPS
+    HAND: gl.constexpr = _hand(RESIDENT, FOLDED)
     used = gl.load(call.count)
-    rounds = _rounds(call, used, RESIDENT)
+    rounds = _rounds(call, used, HAND)
     step = 0
     kept = step > 0
     v_start = 0
     v_length = 0
     v_row = 0
     v_column = 0
-    ahead = _fetch(call, used, 0, RESIDENT)
+    ahead = _fetch(call, used, 0, HAND)
     for r in range(0, rounds + 1):
-        item = _decode(ahead, call, GROUPS * HM, HEADS_APART)
-        ahead = _fetch(call, used, r + 1, RESIDENT)
+        item = _decode(ahead, call, GROUPS * HM, HEADS_APART, FOLDED)
+        ahead = _fetch(call, used, r + 1, HAND)
         begin, n, _ = _key_tiles(item, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END)
         # Rows without any key are read as zero: they may be padding, and hold anything.
         q_length = gl.where(item.k_length > 0, item.q_length, 0)
@@ -346,7 +356,7 @@ def _consumer(
     W: gl.constexpr, descs, stages, bars, call, GROUPS: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, ALIGN_END: gl.constexpr,
     SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr, PING_PONG: gl.constexpr,
-    RESIDENT: gl.constexpr,
+    RESIDENT: gl.constexpr, FOLDED: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: rows [64 W, 64 (W + 1)) of every query tile dealt to this program."""
     HM: gl.constexpr = stages.q.shape[3]
@@ -357,9 +367,10 @@ def _consumer(
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BN, 16])
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, D, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
+    HAND: gl.constexpr = _hand(RESIDENT, FOLDED)
     used = gl.load(call.count)
-    rounds = _rounds(call, used, RESIDENT)
-    item = _decode(_fetch(call, used, 0, RESIDENT), call, GROUPS * HM, HEADS_APART)
+    rounds = _rounds(call, used, HAND)
+    item = _decode(_fetch(call, used, 0, HAND), call, GROUPS * HM, HEADS_APART, FOLDED)
     begin, n, shift = _key_tiles(item, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END)
     stays = n < 0
     if RESIDENT:
@@ -379,7 +390,7 @@ def _consumer(
     o = gl.zeros([HM, D], gl.float32, OL)
     first = 0  # key tiles of all earlier items: the ring position of this item's first one
     for r in range(0, rounds):
-        ahead = _fetch(call, used, r + 1, RESIDENT)  # not looked at before the seam
+        ahead = _fetch(call, used, r + 1, HAND)  # not looked at before the seam
         q_slot = (r % NQ) * GROUPS + W
         # A warpgroup without rows keeps the rings turning, but multiplies nothing more.
         busy = gl.where(item.q_row + W * HM < item.q_length, n, 1)
@@ -435,7 +446,7 @@ def _consumer(
         if PING_PONG:
             turn_give((W + 1) % GROUPS)
         # Divisions by numbers just loaded, behind the products.
-        item2 = _decode(ahead, call, GROUPS * HM, HEADS_APART)
+        item2 = _decode(ahead, call, GROUPS * HM, HEADS_APART, FOLDED)
         begin2, n2, shift2 = _key_tiles(
             item2, call, GROUPS * HM, BN, HAS_LEFT, HAS_RIGHT, ALIGN_END
         )
@@ -471,7 +482,7 @@ def attention_forward_kernel(
     GROUPS: gl.constexpr, KEY_STAGES: gl.constexpr, QUERY_STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     ALIGN_END: gl.constexpr, SCALE_FIRST: gl.constexpr, HEADS_APART: gl.constexpr,
-    PING_PONG: gl.constexpr, RESIDENT: gl.constexpr,
+    PING_PONG: gl.constexpr, RESIDENT: gl.constexpr, FOLDED: gl.constexpr,
 ):  # fmt: skip
     """Forward over a work list (`work.build_work_list`) of tiles of 64 * GROUPS query rows.
 
@@ -479,9 +490,10 @@ def attention_forward_kernel(
     `[heads, out_rows]`, units of log 2; unused without softmax. scale: factor of Q K^T before exp2
     or the activation; out_scale: of the output, without softmax. SCALE_FIRST: scale may be <= 0.
     RESIDENT: entries of the list dealt together, a power of 2, with their keys kept between them
-    (HEADS_APART, no window); 0: one entry at a time.
+    (HEADS_APART, no window); 0: one entry at a time. FOLDED: a tile from the back of a sequence is
+    dealt together with one from its front (`work.folded_tile`), for masks.
     """
-    gl.static_assert(RESIDENT == 0 or (HEADS_APART and not (HAS_LEFT or HAS_RIGHT)))
+    gl.static_assert(RESIDENT == 0 or (HEADS_APART and not (FOLDED or HAS_LEFT or HAS_RIGHT)))
     DTYPE: gl.constexpr = k_desc.dtype
     HM: gl.constexpr = q_desc.block_shape[2]
     BN: gl.constexpr = k_desc.block_shape[2]
@@ -516,9 +528,9 @@ def attention_forward_kernel(
     # redistributed. Constants are written out: in a tuple variable they would stop being such.
     gl.warp_specialize([
         (_consumer, (0, descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
-                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG, RESIDENT)),
+                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG, RESIDENT, FOLDED)),
         (_consumer, (1, descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
-                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG, RESIDENT)),
+                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG, RESIDENT, FOLDED)),
         (_producer, (descs, stages, bars, call, GROUPS, ACTIVATION, HAS_LEFT, HAS_RIGHT,
-                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG, RESIDENT)),
+                     ALIGN_END, SCALE_FIRST, HEADS_APART, PING_PONG, RESIDENT, FOLDED)),
     ], [4, 1], [240, 24])  # fmt: skip

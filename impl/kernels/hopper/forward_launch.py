@@ -13,7 +13,7 @@ from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import Mask, multiprocessors
 from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
-from jagbench.impl.kernels.hopper.work import WorkList, build_work_list
+from jagbench.impl.kernels.hopper.work import WorkList, build_work_list, folds
 from jagbench.impl.kernels.relaunch import relaunch
 from jagbench.impl.kernels.tuning import note_used
 
@@ -35,7 +35,10 @@ class ForwardTiles:
         L2, instead of the heads of a tile, which reads rows of q whole. `chosen` decides.
     ping_pong: the warpgroups take turns at the tensor cores.
     resident: list entries dealt together, whose keys are kept where they are the same
-        (`keys_stay`); 0: none are. What each is worth: docs/kernels/hopper.md.
+        (`keys_stay`); 0: none are.
+    folded: tiles are dealt in pairs that weigh the same under a causal mask (`work.folds`).
+
+    What each is worth: docs/kernels/hopper.md.
     """
 
     block_k: int
@@ -44,6 +47,7 @@ class ForwardTiles:
     heads_apart: bool = True
     ping_pong: bool = True
     resident: int = 0
+    folded: bool = False
 
     def __str__(self) -> str:
         return (
@@ -52,6 +56,7 @@ class ForwardTiles:
             + ("" if self.heads_apart else " heads adjacent")
             + ("" if self.ping_pong else " no turns")
             + (f" hands {self.resident}" if self.resident else "")
+            + (" folded" if self.folded else "")
         )
 
 
@@ -109,6 +114,12 @@ def adjacent(tiles: ForwardTiles) -> ForwardTiles:
     return replace(tiles, heads_apart=False)
 
 
+@cache
+def folded(tiles: ForwardTiles) -> ForwardTiles:
+    """The tiles, dealt in pairs."""
+    return replace(tiles, folded=True)
+
+
 def chosen(g: Geometry, mask: Mask, max_k_len: int, entries: int, programs: int) -> ForwardTiles:
     """The table's row and the switches for a call; arguments as `keys_stay`."""
     short = keys_are_short(g, max_k_len)
@@ -116,7 +127,8 @@ def chosen(g: Geometry, mask: Mask, max_k_len: int, entries: int, programs: int)
     # The smallest keys gain nothing by staying: what they cost is little of what an item moves.
     if not short and keys_stay(tiles, g, mask, max_k_len, entries, programs):
         return in_hands(tiles)
-    return tiles if short or g.mean_q >= LONG_ROWS else adjacent(tiles)
+    tiles = tiles if short or g.mean_q >= LONG_ROWS else adjacent(tiles)
+    return folded(tiles) if folds(mask, entries, programs) else tiles
 
 
 def launch_forward(
@@ -140,7 +152,7 @@ def launch_forward(
     if not g.out_rows:
         return out, lse
     work = build_work_list(
-        q_offsets, k_offsets, g.total_q, GROUPS * GROUP_ROWS, shared_rows=g.shared_q, span=mask.span
+        q_offsets, k_offsets, g.total_q, GROUPS * GROUP_ROWS, shared_rows=g.shared_q
     )
     programs = min(multiprocessors(q), work.upper * g.heads)
     if tiles is None:
@@ -169,7 +181,7 @@ def _launch(
         g.heads, g.group, g.batch, g.out_rows, mask.left, mask.right,
         float(scale), float(out_scale),
         GROUPS, tiles.key_stages, tiles.query_stages, activation, *mask.constants.values(),
-        scale_first, tiles.heads_apart, tiles.ping_pong, tiles.resident,
+        scale_first, tiles.heads_apart, tiles.ping_pong, tiles.resident, tiles.folded,
         num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
 

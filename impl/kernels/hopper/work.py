@@ -8,7 +8,7 @@ holds all it needs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import triton
@@ -24,12 +24,19 @@ from jagbench.impl.kernels.schedule import (
     bounds,
     build_by_sorting,
     place_sequences,
+    zigzag_index,
 )
+
+if TYPE_CHECKING:
+    from jagbench.impl.kernels.attention_launch import Mask
 
 #: int32 fields of an item.
 FIELDS = 8
 _STATISTICS_UNIT = 64
 _GROUP, _SCAN, _WIDTH = 8, 1024, 64
+_ANY_SPAN = tl.constexpr(MAX_SPAN)
+#: Entries a worker must get at least for the folded order (`folds`): four pairs.
+_FEWEST_FOLDED = 8
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,15 @@ class WorkList:
         return self.items.shape[0] - 1
 
 
+def folds(mask: Mask, entries: int, workers: int) -> bool:
+    """Whether the tiles of a sequence are dealt in pairs (`folded_tile`).
+
+    Where work hangs on a tile's place, and pairs go round. entries: of the list, at most.
+    """
+    masked = mask.left >= 0 or mask.right >= 0
+    return masked and _FEWEST_FOLDED * workers <= entries < 1 << 30
+
+
 def build_work_list(
     row_offsets: Tensor | None,
     other_offsets: Tensor | None,
@@ -71,20 +87,19 @@ def build_work_list(
     block_rows: int,
     *,
     shared_rows: bool = False,
-    span: int | None = None,
     other_rows: int | None = None,
     statistics: Literal["own", "other"] = "other",
 ) -> WorkList:
-    """Every block of rows, sequences with the most visible other rows first; one launch, no sync.
+    """Every block of rows, sequences with the most other rows first; one launch, no sync.
 
     Order and bound as `schedule.build_tile_list`: the blocks of a sequence stay together, in order;
-    the padding behind the last offset comes last.
+    the padding behind the last offset comes last. A window does not count: among sequences longer
+    than what a row sees, those of one length, whose tiles weigh the same, are neighbours.
 
     row_offsets: int `[batch + 1]`; None with `shared_rows`, for one dense query of `total_rows`
         rows that all sequences share.
     other_offsets: int `[batch + 1]`; None with `other_rows`, for such a query on the other side.
-    total_rows: rows of the packed tensor, padding included. span: other rows that one row sees at
-        most (a window), None if unbounded.
+    total_rows: rows of the packed tensor, padding included.
     statistics: the side that holds the queries, for field 7. Only a backward pass reads it, and
         there tiles are of keys: "other".
 
@@ -100,9 +115,8 @@ def build_work_list(
         raise ValueError(f"{total_rows} or {other_rows} rows exceed the limit of {MAX_SPAN}")
     offsets, upper = bounds(row_offsets, other_offsets, total_rows, block_rows)
     batch = offsets.numel() - 1
-    span = MAX_SPAN if span is None else min(span, MAX_SPAN)
     call = _Build(
-        row_offsets, other_offsets, batch, total_rows, other_rows or 0, block_rows, span, upper,
+        row_offsets, other_offsets, batch, total_rows, other_rows or 0, block_rows, upper,
         statistics == "own",
     )  # fmt: skip
     on_device = offsets.is_cuda or INTERPRET.value
@@ -119,7 +133,6 @@ class _Build:
     total_rows: int
     other_rows: int
     block_rows: int
-    span: int
     upper: int
     own_statistics: bool
 
@@ -136,7 +149,7 @@ def _by_comparing(call: _Build, offsets: Tensor) -> WorkList:
             _work_list_kernel, max(1, programs), memory.device,
             (*traits(call.row_offsets, call.other_offsets), call.block_rows, call.own_statistics),
             call.row_offsets, call.other_offsets, items, count,
-            call.batch, call.total_rows, call.other_rows, call.upper, call.span,
+            call.batch, call.total_rows, call.other_rows, call.upper,
             call.block_rows, call.own_statistics, _GROUP, _SCAN, _WIDTH, num_warps=8,
         )  # fmt: skip
     return WorkList(items, count)
@@ -159,7 +172,7 @@ def _starts_and_lengths(index, offsets, batch, total, shared_rows):
     return start, length
 
 
-@triton.jit(do_not_specialize=["batch", "total_rows", "other_rows", "upper", "span"])
+@triton.jit(do_not_specialize=["batch", "total_rows", "other_rows", "upper"])
 def _work_list_kernel(
     row_offsets,
     other_offsets,
@@ -169,7 +182,6 @@ def _work_list_kernel(
     total_rows,
     other_rows,
     upper,
-    span,
     BLOCK_ROWS: tl.constexpr,
     OWN_STATISTICS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -179,7 +191,7 @@ def _work_list_kernel(
     """Each program places GROUP sequences and writes their items; the first adds the empty one."""
     own = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
     place, tiles, used = place_sequences(
-        own, row_offsets, other_offsets, batch, total_rows, span, BLOCK_ROWS, GROUP, SCAN
+        own, row_offsets, other_offsets, batch, total_rows, _ANY_SPAN, BLOCK_ROWS, GROUP, SCAN
     )
     start, length = _starts_and_lengths(own, row_offsets, batch, total_rows, total_rows)
     other_start, other_length = _starts_and_lengths(own, other_offsets, batch, 0, other_rows)
@@ -215,11 +227,47 @@ def _work_list_kernel(
         tl.store(empty + tl.arange(0, 8), tl.zeros([8], tl.int32))
 
 
+@triton.jit
+def dealt_entry(turn, worker, workers, HAND: tl.constexpr):
+    """List entry of a worker's turn: hands of HAND neighbours are dealt zigzag."""
+    if HAND == 1:
+        entry = zigzag_index(turn, worker, workers)
+    else:
+        entry = zigzag_index(turn // HAND, worker, workers) * HAND + turn % HAND
+    return entry
+
+
+@triton.jit
+def folded_tile(place, heads, tiles, HEADS_APART: tl.constexpr):
+    """Head and block at a place among the heads * tiles entries of a sequence, in folded order.
+
+    Under a causal mask the work of a tile grows (of a tile of keys: falls) with its block. So
+    blocks come in pairs: last and first, last but one and second, and so on, which weigh the same.
+    The middle ones of odd numbers of blocks come last, those of two heads a pair. A worker that is
+    dealt hands of two gets pairs wherever a sequence's entries begin at an even one; elsewhere its
+    hands are the end of one pair and the start of the next, which weigh a block's worth less.
+
+    place, heads, tiles: int32 >= 0, tiles >= 1. HEADS_APART: the pairs of a head side by side, else
+    the heads of a pair.
+    """
+    pairs = tiles >> 1
+    pair = (place >> 1).to(tl.uint32)  # without signs a division is half as long
+    if HEADS_APART:
+        head = (pair // tl.maximum(pairs, 1).to(tl.uint32)).to(tl.int32)
+        step = (place >> 1) - head * pairs
+    else:
+        step = (pair // heads.to(tl.uint32)).to(tl.int32)
+        head = (place >> 1) - step * heads
+    middle = place - 2 * pairs * heads
+    block = tl.where((place & 1) == 1, step, tiles - 1 - step)
+    return tl.where(middle >= 0, middle, head), tl.where(middle >= 0, pairs, block)
+
+
 def _by_sorting(call: _Build, offsets: Tensor) -> WorkList:
     """The list by torch operations of known sizes, on any device."""
     tiles = build_by_sorting(
         call.row_offsets, call.other_offsets, call.batch, call.total_rows, call.block_rows,
-        call.span, call.upper,
+        MAX_SPAN, call.upper,
     )  # fmt: skip
     sequence = tiles.sequence.clamp(min=0).long()
     real = sequence < call.batch
