@@ -65,7 +65,9 @@ def block_forward_kernel(
         begin, first, end, seen = _block_of(
             offsets, tile_sequence, tile_block, index, batch, total, block_size
         )
-        angles = table_of(table, begin, table_row, BY_TOKEN)
+        angles = table
+        if BY_TOKEN:
+            angles = table + begin * table_row
         k_tile = turned_rows(
             k + begin * k_row + kv_head * k_head, first, seen, k_row, angles, table_row,
             BLOCK_K, D, BLOCK_D, ROTARY_DIM,
@@ -113,7 +115,9 @@ def block_gradient_kernel(
         begin, first, end, seen = _block_of(
             offsets, tile_sequence, tile_block, index, batch, total, block_size
         )
-        angles = table_of(table, begin, table_row, BY_TOKEN)
+        angles = table
+        if BY_TOKEN:
+            angles = table + begin * table_row
         k_tile = turned_rows(
             k + begin * k_row + kv_head * k_head, first, seen, k_row, angles, table_row,
             BLOCK_K, D, BLOCK_D, ROTARY_DIM,
