@@ -160,6 +160,7 @@ def test_a_rotation_comes_before_attention_and_is_told():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be inst")
 def test_a_compiled_call_is_one_graph(stand_ins):
     """Without a break: what is timed is compiled code, all of it."""
     stand_ins.setattr(
