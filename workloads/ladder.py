@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jagbench.workload import Workload
+from jagbench.workload import Recipe, Workload
 from jagbench.workloads.attention import AttentionRecipe
 from jagbench.workloads.lengths import UniformFill
 from jagbench.workloads.packed import BlockRecipe, RotaryRecipe, Table
@@ -39,7 +39,7 @@ def _rungs(
     table = Table("position", positions=length)
     full = AttentionRecipe("jagged_attention", batch, heads, dim, law)
     narrow = AttentionRecipe("jagged_attention", batch, heads, dim, law, window=(window, window))
-    rungs = {
+    rungs: dict[tuple[str, str], Recipe] = {
         ("jagged_attention", "full"): full,
         ("jagged_attention", f"swa{window}"): narrow,
         ("block_attention", "block"): BlockRecipe(batch, heads, dim, law),

@@ -109,7 +109,9 @@ def block_attention_of(planner: BlockPlanner) -> BlockAttention:
             out = nothing(call)
         else:
             turned = (blocks.rotated(n, getattr(call, n)) for n in "qkv")
-            out = padded(call, attend(with_values(call, *turned), plan))
+            found = attend(with_values(call, *turned), plan)
+            assert isinstance(found, Tensor)
+            out = padded(call, found)
         return out  # type: ignore[return-value]
 
     return block_attention

@@ -31,7 +31,7 @@ class Turn:
 
     def __call__(self, x: Tensor) -> Tensor:
         """X `[total, heads, d]`, turned in fp32 and rounded once; a graph of its own."""
-        return compiled_turn()(x, self.angles, self.rows, self.interleaved, self.sign)  # type: ignore[no-any-return]
+        return compiled_turn()(x, self.angles, self.rows, self.interleaved, self.sign)
 
 
 @functools.cache

@@ -138,7 +138,7 @@ def _kernel(blocks: BlockCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     place = Padding(side, torch.arange(size, device=lengths.device) < lengths[:, None])
 
     def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return compiled()(q, k, v, place, blocks.turn, blocks.turn_values, call.scale)  # type: ignore[no-any-return]
+        return compiled()(q, k, v, place, blocks.turn, blocks.turn_values, call.scale)
 
     return kernel
 
