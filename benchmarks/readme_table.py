@@ -1,10 +1,11 @@
-"""Write README's table of TFLOP/s from the records under results/.
+"""Write README's tables of rates from the records under results/.
 
     python benchmarks/readme_table.py            rewrite the block between the markers
     python benchmarks/readme_table.py --check    fail if it is not what the records say
 
 A cell is forward / backward of the newest record, bf16, cold, without what a caller can prepare
 beforehand (padding, masks, longest lengths); ours prepares nothing and is charged for all it does.
+TFLOP/s; of operators that memory binds, GB/s of the least traffic and its share of a copy's rate.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jagbench import store
+from jagbench.reference import OPERATORS
 from jagbench.result import Record
 from jagbench.workloads import select
 from jagbench.workloads.comparison import TAG
@@ -50,16 +52,27 @@ def cell(found: Sequence[Record], who: str, workload: str) -> str:
             and record.case.workload == workload
             and record.case.region == region
         ]
-        rate = mine[-1].flop_per_second if mine else None
-        parts.append(f"{rate / 1e12:.0f}" if rate else mine[-1].outcome if mine else "–")
+        parts.append(rate(mine[-1]) if mine else "–")
     return " / ".join(parts)
+
+
+def rate(record: Record) -> str:
+    """A record's rate in the unit of its operator, or why there is none."""
+    by_bandwidth = OPERATORS[record.case.operator].bandwidth_bound
+    found = record.bytes_per_second if by_bandwidth else record.flop_per_second
+    if not found:
+        return record.outcome
+    if not by_bandwidth:
+        return f"{found / 1e12:.0f}"
+    ceiling = record.measured_ceiling.bytes_per_second if record.measured_ceiling else None
+    return f"{found / 1e9:.0f}" + (f" ({found / ceiling:.0%})" if ceiling else "")
 
 
 def table() -> str:
     """The block between the markers, an operator after the other."""
     lines: list[str] = []
     everything = records()
-    for operator in ("jagged_attention", "gdpa"):
+    for operator in OPERATORS:
         found = [record for record in everything if record.case.operator == operator]
         names = sorted(
             {r.who.name for r in found}, key=lambda name: (name != "jagbench.impl", name)
@@ -67,7 +80,8 @@ def table() -> str:
         if not found:
             continue
         head = [name.removeprefix(PEERS) for name in names]
-        lines += [f"| `{operator}`, TFLOP/s forward / backward | {' | '.join(head)} |"]
+        unit = "GB/s (share of a copy's)" if OPERATORS[operator].bandwidth_bound else "TFLOP/s"
+        lines += [f"| `{operator}`, {unit} forward / backward | {' | '.join(head)} |"]
         lines += [f"| --- |{' --- |' * len(names)}"]
         for workload in select(operator=operator, purpose="full", tag=TAG):
             cells = [cell(found, name, workload.name) for name in names]

@@ -1,6 +1,7 @@
 """Sweep tile sizes of the portable kernels on the GPU at hand and print the fastest of each.
 
     python benchmarks/sweep_tiles.py [--out FILE.jsonl] [--workers 12]
+    python benchmarks/sweep_tiles.py blocks [...]     block attention and rotary (sweep_blocks.py)
 
 Every configuration is compiled first, in parallel processes, into Triton's own cache; then all are
 timed in one process: CUDA events, L2 flushed before each call, median. Useful TFLOP/s count
@@ -185,6 +186,11 @@ SHARE = {"softmax": 1.0, "gdpa": 1.0, "query_gradient": 1.0, "key_value_gradient
 
 def main() -> None:
     """Compile, time and print what the command line asks for."""
+    if sys.argv[1:2] == ["blocks"]:
+        from sweep_blocks import main as sweep_blocks
+
+        sweep_blocks(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser()
     parser.add_argument("--out")
     parser.add_argument("--workers", type=int, default=12)

@@ -14,6 +14,7 @@ from typing import Any
 
 from jagbench.impl.choices import configuration, describe, pin
 from jagbench.impl.kernels.block_attention import block_attention
+from jagbench.impl.kernels.block_mask import masked_block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
 from jagbench.impl.kernels.rotary import rotary
@@ -44,3 +45,11 @@ v3 = _namespace(Schedule("v3", "split"))
 portable = _namespace(Schedule(tier="portable"), block_attention=block_attention, rotary=rotary)
 #: Warp-specialised Gluon kernels alone: a call they cannot take is reported as unsupported.
 hopper = _namespace(Schedule(tier="hopper"))
+#: Block attention as a mask of the general portable kernels, rotary a step of its own before it.
+block_mask = SimpleNamespace(
+    block_attention=masked_block_attention,
+    __version__=__version__,
+    configuration=configuration,
+    describe=partial(describe, schedule=Schedule(tier="portable")),
+    pin=pin,
+)

@@ -70,6 +70,8 @@ class Operator:
         cancel in the operator's own; None if nothing cancels. Where a gradient is over its budget,
         the floor is taken of that size too: no kernel can be nearer than the rounding of its terms.
     unread_in_backward: tensor arguments that no gradient depends on (a linear operator's own).
+    bandwidth_bound: whether memory binds it on any device, so that reports show GB/s of the least
+        traffic and its share of a copy's rate, and neither FLOP/s nor MFU.
     approximation: relative error that the inputs' named approximations (a hardware tanh) state for
         themselves; the judge adds it, four times, to the floor.
     """
@@ -86,6 +88,7 @@ class Operator:
     approximation: Callable[[Inputs], float] = exact
     uncancelled: Callable[..., Any] | None = None
     unread_in_backward: tuple[str, ...] = ()
+    bandwidth_bound: bool = False
     backward_flops_ratio: float = 2.5
     model_backward_flops_ratio: float = 2.0
 

@@ -153,5 +153,6 @@ BLOCK_ATTENTION = Operator(
     flops=block_attention_flops,
     bytes_moved=block_attention_bytes,
     uncancelled=uncancelled,
+    bandwidth_bound=True,
     paper="PyTorch blog 2026, TLX Block Attention",
 )

@@ -144,5 +144,6 @@ ROTARY = Operator(
     backward_flops_ratio=1.0,
     model_backward_flops_ratio=1.0,
     unread_in_backward=("x",),
+    bandwidth_bound=True,
     paper="arXiv 2104.09864; PyTorch blog 2026, TLX Block Attention; Kunlun, arXiv 2602.10016",
 )

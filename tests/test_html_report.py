@@ -219,7 +219,7 @@ def test_a_claim_carries_the_name_of_the_same_peer_and_the_device_it_was_made_on
     entries = [e for e in table(page.read_text(), "generations") if e["kind"] == "claim"]
     assert [(e["implementation"], e["hardware"]) for e in entries] == [("fa4", "NVIDIA B200")]
     assert entries[0]["panel"] == "self-l1024-fill1.0 · forward"
-    assert entries[0]["teraflops"] == 613.0
+    assert entries[0]["rate"] == 613.0
 
 
 def test_what_was_not_compared_is_listed_with_its_reason(page, comparison):

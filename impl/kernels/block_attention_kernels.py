@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from jagbench.impl.kernels.interpreter import dot, round_to
-from jagbench.impl.kernels.rotation import store_turned_back, table_of, turned_rows
+from jagbench.impl.kernels.rotation import store_turned_back, turned_rows
 from jagbench.impl.kernels.tiles import load_rows, sequence_rows, store_rows
 
 #: Arguments for whose values no kernel is compiled anew.
@@ -65,7 +65,9 @@ def block_forward_kernel(
         begin, first, end, seen = _block_of(
             offsets, tile_sequence, tile_block, index, batch, total, block_size
         )
-        angles = table_of(table, begin, table_row, BY_TOKEN)
+        angles = table
+        if BY_TOKEN:
+            angles = table + begin * table_row
         k_tile = turned_rows(
             k + begin * k_row + kv_head * k_head, first, seen, k_row, angles, table_row,
             BLOCK_K, D, BLOCK_D, ROTARY_DIM,
@@ -82,7 +84,7 @@ def block_forward_kernel(
                 BLOCK_Q, D, BLOCK_D, ROTARY_DIM,
             )  # fmt: skip
             weights, sums = _weights(q_tile, k_tile, seen - first, scale_log2, BLOCK_K)
-            tile = dot(round_to(weights, DTYPE), v_tile) / sums[:, None]
+            tile = dot(round_to(weights, DTYPE), v_tile) * (1.0 / sums)[:, None]
             store_rows(
                 out + begin * out_row + head * DV, row, end, out_row, round_to(tile, DTYPE),
                 BLOCK_Q, DV, BLOCK_DV,
@@ -113,7 +115,9 @@ def block_gradient_kernel(
         begin, first, end, seen = _block_of(
             offsets, tile_sequence, tile_block, index, batch, total, block_size
         )
-        angles = table_of(table, begin, table_row, BY_TOKEN)
+        angles = table
+        if BY_TOKEN:
+            angles = table + begin * table_row
         k_tile = turned_rows(
             k + begin * k_row + kv_head * k_head, first, seen, k_row, angles, table_row,
             BLOCK_K, D, BLOCK_D, ROTARY_DIM,
@@ -135,7 +139,7 @@ def block_gradient_kernel(
                 d_out + begin * d_row + head * d_head, row, seen, d_row, BLOCK_Q, DV, BLOCK_DV
             )
             weights, sums = _weights(q_tile, k_tile, seen - first, scale_log2, BLOCK_K)
-            weights = weights / sums[:, None]
+            weights = weights * (1.0 / sums)[:, None]
             if KEY_VALUE:
                 dv_tile = dot(tl.trans(round_to(weights, DTYPE)), d_tile, dv_tile)
             if KEY_VALUE and ALONE:

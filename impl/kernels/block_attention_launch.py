@@ -29,8 +29,9 @@ from jagbench.impl.kernels.tuning import (
 #: Largest block whose keys and values one program keeps on chip.
 LARGEST_BLOCK = 128
 _LOG2_E = 1.4426950408889634
-# Programs a multiprocessor is given before they are given longer runs instead, and the longest run.
-_WAVES, _LONGEST_RUN = 16, 8
+# Programs a multiprocessor is given before they are given longer runs instead, and the longest run:
+# a program waits for its first block, and fetches every other while it computes the one before.
+_WAVES, _LONGEST_RUN = 16, 32
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,26 @@ class BlockCall:
 
 
 def block_tiles(
-    kernel: Kernel, like: Tensor, qk_dim: int, v_dim: int, block_size: int
+    gradient: bool, like: Tensor, qk_dim: int, v_dim: int, call: BlockCall
 ) -> TileConfig:
     """The table's tiles with a whole block of keys, and as many query rows as fit beside them.
 
     Raises NotImplementedError where not even 16 do.
     """
+    kernel = kernel_name(gradient, call.table is not None)
     tiles = tile_config(kernel, like, qk_dim, v_dim, None)
     limit = None if INTERPRET.value else shared_memory(like.device.index or 0)
-    found = fitting_tiles(kernel, tiles, like.element_size(), qk_dim, v_dim, block_size, limit)
+    size, turned = like.element_size(), call.rotary_dims[0]
+    found = fitting_tiles(kernel, tiles, size, qk_dim, v_dim, call.block_size, limit, turned)
     note_used(kernel, str(found))
     return found
+
+
+def kernel_name(gradient: bool, turned: bool) -> Kernel:
+    """The row of the table."""
+    if turned:
+        return "block_rotary_gradient" if gradient else "block_rotary"
+    return "block_gradient" if gradient else "block"
 
 
 def fitting_tiles(
@@ -77,28 +87,49 @@ def fitting_tiles(
     v_dim: int,
     block_size: int,
     limit: int | None,
+    rotary_dim: int = 0,
 ) -> TileConfig:
     """`block_tiles` from the table's tiles, for `limit` bytes of shared memory (None: any)."""
-    block_k = padded(block_size)
+    gradient, block_k = "gradient" in kernel, padded(block_size)
     tiles = replace(tiles, block_q=min(tiles.block_q, block_k), block_k=block_k)
     if element_size == 4:
         # Products on the plain ALUs fill registers. With 4 or 8 warps triton 3.7 makes a product of
         # turned rows a tf32 one on sm_100, or fails; with 16 never.
         tiles = replace(tiles, block_q=16, num_warps=16, num_stages=1)
-    if kernel == "block_gradient" and max(block_k, padded(qk_dim) // 2, padded(v_dim) // 2) > 64:
+    if gradient and max(block_k, padded(qk_dim) // 2, padded(v_dim) // 2) > 64:
         # Registers would spill, and triton 3.7 makes an empty kernel for sm_100 of more.
-        tiles = replace(tiles, block_q=min(tiles.block_q, 32))
+        tiles = replace(tiles, block_q=min(tiles.block_q, 32), num_stages=1)
     width = element_size * (padded(qk_dim) + padded(v_dim))
+    if limit is not None and tiles.num_stages > 1:
+        needed = _pipelined_bytes(gradient, tiles, element_size, qk_dim, v_dim, rotary_dim)
+        if needed > limit:
+            tiles = replace(tiles, num_stages=1)
     # Gradients' operands lie in shared memory in two orders, but for some.
-    share = 7 / 4 if kernel == "block_gradient" else 1
+    share = 7 / 4 if gradient else 1
     while limit is not None and share * width * (tiles.block_q + block_k) > limit:
         if tiles.block_q == 16:
             raise NotImplementedError(
                 f"{kernel}: blocks of {block_size} rows with head dims {qk_dim} and {v_dim} do not "
                 f"fit {limit} bytes of shared memory"
             )
-        tiles = replace(tiles, block_q=tiles.block_q // 2)
+        tiles = replace(tiles, block_q=tiles.block_q // 2, num_stages=1)
     return tiles
+
+
+def _pipelined_bytes(
+    gradient: bool, tiles: TileConfig, element_size: int, qk_dim: int, v_dim: int, rotary_dim: int
+) -> int:
+    """Shared memory of a kernel that fetches ahead: what it loads, once a stage, and a result.
+
+    Angles are fp32, whatever the table holds. Compiled kernels use this or less
+    (tests/test_ahead_of_time.py holds them to the limit).
+    """
+    d, dv = padded(qk_dim), padded(v_dim)
+    rows = tiles.block_q * (d + (dv if gradient else 0)) + tiles.block_k * (d + dv)
+    angles = 4 * max(tiles.block_q, tiles.block_k) * d if rotary_dim else 0
+    return tiles.num_stages * (element_size * rows + angles) + (
+        element_size * tiles.block_q * max(d, dv)
+    )
 
 
 def _run_length(items: TileList, kv_heads: int, like: Tensor) -> int:
@@ -125,7 +156,7 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, call: BlockC
     q, k, v = (kernel_layout(t) for t in (q, k, v))
     out = torch.empty(g.out_shape, dtype=q.dtype, device=q.device)
     items = build_tile_list(offsets, None, g.total_q, call.block_size)
-    tiles = block_tiles("block", q, g.qk_dim, g.v_dim, call.block_size)
+    tiles = block_tiles(False, q, g.qk_dim, g.v_dim, call)
     run = _run_length(items, g.kv_heads, q)
     grid = triton.cdiv(items.upper, run) * g.kv_heads
     if not grid:
@@ -151,7 +182,7 @@ def block_gradients(
     )
     q, k, v, d_out = (kernel_layout(t) for t in (q, k, v, d_out))
     items = build_tile_list(offsets, None, g.total_q, call.block_size)
-    tiles = block_tiles("block_gradient", q, g.qk_dim, g.v_dim, call.block_size)
+    tiles = block_tiles(True, q, g.qk_dim, g.v_dim, call)
     run = _run_length(items, g.kv_heads, q)
     grid = triton.cdiv(items.upper, run) * g.kv_heads
     if not grid:

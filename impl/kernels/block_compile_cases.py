@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from jagbench.ahead_of_time import ARCHITECTURES, MATRIX_OPCODES, SHARED_LIMITS, CompileCase
-from jagbench.impl.kernels.block_attention_launch import fitting_tiles
+from jagbench.impl.kernels.block_attention_launch import fitting_tiles, kernel_name
 from jagbench.impl.kernels.rotary import tile_rows
-from jagbench.impl.kernels.tuning import Kernel, padded, table_config
+from jagbench.impl.kernels.tuning import padded, table_config
 
 _PACKAGE = "jagbench.impl.kernels"
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -39,7 +39,7 @@ def _signature(dtype: str, gradient: bool, turned: bool) -> tuple[dict[str, str]
 
 
 def _block(
-    kernel: Kernel,
+    gradient: bool,
     dtype: str,
     dim: int,
     tag: str,
@@ -51,9 +51,9 @@ def _block(
     """A case with the tiles that the smallest of the architectures takes."""
     limit = min(SHARED_LIMITS[arch] for arch in architectures)
     size = _DTYPES[dtype].itemsize
+    kernel = kernel_name(gradient, rotary_dim > 0)
     table = table_config(kernel, _DTYPES[dtype], dim, dim, limit)
-    tiles = fitting_tiles(kernel, table, size, dim, dim, block_size, limit)
-    gradient = kernel == "block_gradient"
+    tiles = fitting_tiles(kernel, table, size, dim, dim, block_size, limit, rotary_dim)
     name = "block_attention_" + ("backward" if gradient else "forward")
     signature, aligned = _signature(dtype, gradient, rotary_dim > 0)
     constants: dict[str, Any] = {
@@ -102,24 +102,27 @@ def _rotary(dtype: str, dim: int, rotary_dim: int, tag: str, **constants: Any) -
 
 
 _LARGE, _SMALL = (90, 100), (80, 120)
+_FORWARD, _BACKWARD = False, True
 
 BLOCK_CASES: tuple[CompileCase, ...] = (
-    _block("block", "bf16", 128, "plain"),
-    _block("block", "bf16", 128, "rotary", rotary_dim=128),
-    _block("block", "fp16", 64, "partial_rotary_gqa", rotary_dim=32, group=4),
-    _block("block", "bf16", 256, "plain", architectures=_LARGE),
-    _block("block", "bf16", 256, "plain_small_shared", architectures=_SMALL),
-    _block("block", "bf16", 128, "blocks_of_128", block_size=128),
-    _block("block", "fp32", 64, "rotary", rotary_dim=64),
-    _block("block_gradient", "bf16", 128, "plain", architectures=_LARGE),
-    _block("block_gradient", "bf16", 128, "plain_small_shared", architectures=_SMALL),
-    _block("block_gradient", "bf16", 128, "rotary", rotary_dim=128, architectures=_LARGE),
-    _block("block_gradient", "bf16", 128, "rotary_small_shared", 128, architectures=_SMALL),
-    _block("block_gradient", "bf16", 64, "rotary", rotary_dim=64),
-    _block("block_gradient", "fp16", 64, "partial_rotary_gqa", rotary_dim=32, group=4),
-    _block("block_gradient", "bf16", 256, "plain", architectures=_LARGE),
-    _block("block_gradient", "bf16", 128, "blocks_of_128", block_size=128, architectures=_LARGE),
-    _block("block_gradient", "fp32", 64, "rotary", rotary_dim=64),
+    _block(_FORWARD, "bf16", 128, "plain", architectures=_LARGE),
+    _block(_FORWARD, "bf16", 128, "plain_small_shared", architectures=_SMALL),
+    _block(_FORWARD, "bf16", 128, "rotary", rotary_dim=128, architectures=_LARGE),
+    _block(_FORWARD, "bf16", 128, "rotary_small_shared", 128, architectures=_SMALL),
+    _block(_FORWARD, "fp16", 64, "partial_rotary_gqa", rotary_dim=32, group=4),
+    _block(_FORWARD, "bf16", 256, "plain", architectures=_LARGE),
+    _block(_FORWARD, "bf16", 256, "plain_small_shared", architectures=_SMALL),
+    _block(_FORWARD, "bf16", 128, "blocks_of_128", block_size=128),
+    _block(_FORWARD, "fp32", 64, "rotary", rotary_dim=64),
+    _block(_BACKWARD, "bf16", 128, "plain", architectures=_LARGE),
+    _block(_BACKWARD, "bf16", 128, "plain_small_shared", architectures=_SMALL),
+    _block(_BACKWARD, "bf16", 128, "rotary", rotary_dim=128, architectures=_LARGE),
+    _block(_BACKWARD, "bf16", 128, "rotary_small_shared", 128, architectures=_SMALL),
+    _block(_BACKWARD, "bf16", 64, "rotary", rotary_dim=64),
+    _block(_BACKWARD, "fp16", 64, "partial_rotary_gqa", rotary_dim=32, group=4),
+    _block(_BACKWARD, "bf16", 256, "plain", architectures=_LARGE),
+    _block(_BACKWARD, "bf16", 128, "blocks_of_128", block_size=128, architectures=_LARGE),
+    _block(_BACKWARD, "fp32", 64, "rotary", rotary_dim=64),
     _rotary("bf16", 128, 128, "interleaved"),
     _rotary("bf16", 128, 64, "half_split_partial", INTERLEAVED=False),
 )

@@ -24,8 +24,8 @@ from jagbench.rotary import TokenTable
 
 NAME = "rotary"
 _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Elements of a tile, of which a program turns one a head.
-_TILE, _MOST_ROWS = 4096, 64
+# Elements of a tile, of which a program turns one a head, and warps of a program. Not swept yet.
+_TILE, _MOST_ROWS, _WARPS = 4096, 64, 4
 
 
 def rotary(
@@ -84,7 +84,7 @@ def _turn(
                 offsets.shape[0] - 1, total, heads, -1.0 if inverse else 1.0,
                 *x.stride()[:2], table.stride(0),
                 D=dim, BLOCK_D=padded(dim), ROWS=rows, ROTARY_DIM=table.shape[1],
-                INTERLEAVED=interleaved, BY_TOKEN=by_token, num_warps=4,
+                INTERLEAVED=interleaved, BY_TOKEN=by_token, num_warps=_WARPS,
             )  # fmt: skip
     return out
 

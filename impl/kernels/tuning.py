@@ -142,12 +142,13 @@ def as_schedule(operator: str, schedule: Schedule | Tier) -> Schedule:
 
 #: Kernels that have a row in the table. `softmax_tma` is v3 with descriptors; `_short` keep keys
 #: on chip (`_short2`: two tiles of them); `_long` and `_few` are for long key sides and few query
-#: rows; `block` ones have as many keys as a block, whatever the row says.
+#: rows; `block` ones have as many keys as a block, whatever the row says, and as many stages as
+#: fit beside the angles of a `_rotary` one.
 Kernel = Literal[
     "softmax", "softmax_tma", "softmax_short", "gdpa", "gdpa_short", "gdpa_short2",
     "query_gradient", "query_gradient_few", "gdpa_query_gradient",
     "key_value_gradient", "key_value_gradient_long", "gdpa_key_value_gradient",
-    "block", "block_gradient",
+    "block", "block_rotary", "block_gradient", "block_rotary_gradient",
 ]  # fmt: skip
 
 # (kernel, width): width is the padded head dim (64, 128 or 256). 16-bit types. Chosen from
@@ -186,13 +187,19 @@ _TABLE: dict[tuple[Kernel, int], TileConfig] = {
     ("gdpa_key_value_gradient", 64): TileConfig(32, 64, 4, 3),
     ("gdpa_key_value_gradient", 128): TileConfig(32, 64, 4, 3),
     ("gdpa_key_value_gradient", 256): TileConfig(64, 64, 8, 2),
-    # Not swept yet.
-    ("block", 64): TileConfig(64, 64, 4, 1),
-    ("block", 128): TileConfig(64, 64, 4, 1),
+    # Not swept yet. Two stages fetch the next block while this one is computed.
+    ("block", 64): TileConfig(64, 64, 4, 2),
+    ("block", 128): TileConfig(64, 64, 4, 2),
     ("block", 256): TileConfig(64, 64, 8, 1),
-    ("block_gradient", 64): TileConfig(64, 64, 8, 1),
-    ("block_gradient", 128): TileConfig(64, 64, 8, 1),
+    ("block_rotary", 64): TileConfig(64, 64, 4, 2),
+    ("block_rotary", 128): TileConfig(64, 64, 8, 2),
+    ("block_rotary", 256): TileConfig(64, 64, 8, 1),
+    ("block_gradient", 64): TileConfig(64, 64, 4, 2),
+    ("block_gradient", 128): TileConfig(64, 64, 8, 2),
     ("block_gradient", 256): TileConfig(64, 64, 8, 1),
+    ("block_rotary_gradient", 64): TileConfig(64, 64, 4, 2),
+    ("block_rotary_gradient", 128): TileConfig(64, 64, 8, 2),
+    ("block_rotary_gradient", 256): TileConfig(64, 64, 8, 1),
 }
 
 
@@ -281,6 +288,8 @@ def table_config(
     if dtype == torch.float32:
         # IEEE products run on the plain ALUs, unrolled: small tiles, or registers spill.
         return TileConfig(32, 32, 4, 2) if width <= 128 else TileConfig(16, 32, 4, 1)
+    if kernel.startswith("block"):
+        return _TABLE[kernel, width]  # cut by `block_attention_launch.fitting_tiles`
     # The short-key kernels are not used beyond width 128; their callers ask before they look.
     tiles = _TABLE[kernel, min(width, 128) if "_short" in kernel else width]
     while _shared_bytes(kernel, tiles, width) > shared_limit:

@@ -14,9 +14,13 @@ from jagbench import result, store
 from jagbench.plain import safe
 from jagbench.published import Claim
 from jagbench.published import read as read_claims
+from jagbench.reference import OPERATORS
 from jagbench.result import Record
 from jagbench.verify import CLAIMS, folded
 from jagbench.verify import verify as verify_files
+
+#: Operators that reports judge by bytes a second.
+BY_BANDWIDTH = frozenset(name for name, one in OPERATORS.items() if one.bandwidth_bound)
 
 
 def refusal(error: object) -> click.UsageError:
@@ -68,6 +72,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML file (OUTPUT) of the records and the published claims."""
     from jagbench.html import write_report
+    from jagbench.html.ladder import ladder_text
+    from jagbench.html.rows import gather
 
     chosen = [
         record
@@ -77,13 +83,17 @@ def report(
     if not chosen:
         raise refusal(f"no record under {results} meets this")
     try:
-        path = write_report(chosen, output, claims=claims_under([results]), title=title)
+        path = write_report(
+            chosen, output, claims=claims_under([results]), title=title, by_bandwidth=BY_BANDWIDTH
+        )
     except ImportError as error:
         raise click.ClickException(safe(str(error))) from error
     except OSError as error:
         raise refusal(f"{output} cannot be written: {error.strerror or error}") from error
     except ValueError as error:
         raise refusal(error) from error
+    for line in ladder_text(gather(chosen, (), None, BY_BANDWIDTH)):
+        click.echo(safe(line))
     click.echo(f"{safe(str(path))}: {len(chosen)} records, {path.stat().st_size:,} bytes")
 
 

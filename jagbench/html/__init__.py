@@ -29,15 +29,17 @@ def write_report(
     claims: Sequence[Claim] = (),
     comparison: Comparison | None = None,
     title: str = "jagbench report",
+    by_bandwidth: frozenset[str] = frozenset(),
 ) -> Path:
     """Write the report and return its path; the same arguments give the same bytes.
 
     records: of each device, implementation and case the last is shown.
     claims: published figures, marked as claims wherever they appear.
+    by_bandwidth: operators shown by GB/s and share of the copy's rate (`Operator.bandwidth_bound`).
     Raises ImportError naming the extra where altair is missing, ValueError where the file would
     have `LIMIT` bytes or more, OSError where it cannot be written.
     """
-    text = page(gather(records, claims, comparison), title).encode()
+    text = page(gather(records, claims, comparison, by_bandwidth), title).encode()
     if len(text) >= LIMIT:
         raise ValueError(
             f"a report of {len(records)} records would have {len(text)} bytes, the limit is "

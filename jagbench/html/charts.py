@@ -18,6 +18,8 @@ _SHAPES = (
 )  # fmt: skip
 _AS_LISTED = {"field": "order", "op": "min"}
 _IMPLEMENTATION = "implementation:N"
+#: Axis of `Row.rate`.
+_RATE = "TFLOP/s; GB/s where memory binds"
 
 
 @dataclass(frozen=True)
@@ -58,22 +60,22 @@ def javascript() -> str:
 
 
 def bars(look: Look) -> dict[str, Any]:
-    """TFLOP/s of every implementation, grouped by case; a tick where the roofline is."""
+    """Rate of every implementation, grouped by case; a tick where the roofline is."""
     alt = altair()
     axis = alt.Axis(tickCount=6)
-    x = alt.X("teraflops:Q", title="TFLOP/s (useful work only)", axis=axis)
+    x = alt.X("rate:Q", title=_RATE, axis=axis)
     where = {"y": _case(alt, look), "yOffset": _lane(alt, look)}
     base = alt.Chart()
-    measured = base.transform_filter("datum.teraflops !== null")
+    measured = base.transform_filter("datum.rate !== null")
     bar = measured.mark_bar().encode(x=x, color=_colour(alt, look), tooltip=_tooltip(alt), **where)
     # A CPU's figure is small, and never 0.
-    form = "datum.teraflops >= 100 ? ',.0f' : '.3~g'"
-    value = measured.transform_calculate(words=f"format(datum.teraflops, {form})")
+    form = "datum.rate >= 100 ? ',.0f' : '.3~g'"
+    value = measured.transform_calculate(words=f"format(datum.rate, {form})")
     value = value.mark_text(align="left", dx=3, fontSize=9)
     value = value.encode(x=x, text="words:N", **where)
-    roof = measured.transform_filter("datum.attainable !== null")
-    tick = roof.mark_tick(color="#888888", thickness=1.5).encode(x=alt.X("attainable:Q"), **where)
-    reason = _reason(alt, where, "datum.teraflops === null")
+    roof = measured.transform_filter("datum.roof !== null")
+    tick = roof.mark_tick(color="#888888", thickness=1.5).encode(x=alt.X("roof:Q"), **where)
+    reason = _reason(alt, where, "datum.rate === null")
     layers = alt.layer(bar, tick, _named(value, "value"), reason)
     return _finished(_panels(alt, _stepped(alt, layers, 12), look))
 
@@ -171,9 +173,9 @@ def generations(look: Look) -> dict[str, Any]:
         "hardware:N", title=None, sort=list(look.hardware), scale=alt.Scale(padding=0.6),
         axis=alt.Axis(labelAngle=0, labelExpr="replace(datum.label, 'NVIDIA ', '')"),
     )  # fmt: skip
-    y = alt.Y("teraflops:Q", title="TFLOP/s", axis=alt.Axis(tickCount=4, labelFlush=True))
-    base = alt.Chart().transform_filter("datum.teraflops !== null")
-    tip = ["hardware:N", _IMPLEMENTATION, "kind:N", "panel:N", "teraflops:Q", "note:N"]
+    y = alt.Y("rate:Q", title=_RATE, axis=alt.Axis(tickCount=4, labelFlush=True))
+    base = alt.Chart().transform_filter("datum.rate !== null")
+    tip = ["hardware:N", _IMPLEMENTATION, "kind:N", "panel:N", "rate:Q", "note:N"]
     is_measured = "datum.kind === 'measured'"
     names = list(look.colours)
     # Filters here would leave panels without any mark of a layer, of which vega warns.

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jagbench.html.markup import LARGEST
-from jagbench.html.rows import Contents, Row, View, ceiling_of
+from jagbench.html.rows import Contents, Row, View
 from jagbench.published import Claim
-from jagbench.result import Accuracy, Ceiling, Timing
+from jagbench.result import Accuracy, Ceiling, Record, Timing
 
 if TYPE_CHECKING:
     from jagbench.compare import Comparison, Refused
@@ -76,6 +76,9 @@ def _row(row: Row, label: str | None) -> dict[str, Value]:
         "outcome": record.outcome,
         "note": f"{record.outcome}: {record.reason}" if not measured else note,
         "milliseconds": scaled(record.seconds, 1e3),
+        "rate": scaled(row.rate, 1),
+        "roof": scaled(row.roof, 1),
+        "unit": row.unit,
         "teraflops": scaled(record.flop_per_second, 1e-12),
         "gigabytes": scaled(record.bytes_per_second, 1e-9),
         "intensity": scaled(row.intensity, 1),
@@ -170,6 +173,20 @@ def _ceilings(contents: Contents) -> Iterable[dict[str, Value]]:
                 }  # fmt: skip
 
 
+def ceiling_of(rows: Iterable[Row], kind: str) -> Ceiling | None:
+    """The ceiling of the newest record that has one. kind: "measured" or "datasheet"."""
+    found = [
+        (row.record.date, ceiling.model_dump_json(), ceiling)
+        for row in rows
+        if (ceiling := _ceiling(row.record, kind)) is not None
+    ]
+    return max(found, key=lambda entry: entry[:2])[2] if found else None
+
+
+def _ceiling(record: Record, kind: str) -> Ceiling | None:
+    return record.measured_ceiling if kind == "measured" else record.datasheet
+
+
 def _labels(contents: Contents) -> dict[int, str]:
     """Place of a row -> names over a roofline, those of like intensity in one label."""
     groups: dict[tuple[View, str], list[tuple[float, int]]] = {}
@@ -205,22 +222,22 @@ def roof(ceiling: Ceiling, low: float, high: float) -> list[tuple[float, float]]
 
 
 def _generations(contents: Contents) -> Iterable[dict[str, Value]]:
-    """Measurements and claims in TFLOP/s; what a claim leaves open is None and passes filters."""
+    """Measurements and claims as rates; what a claim leaves open is None and passes filters."""
     for row in contents.rows:
         record = row.record
         yield {
             **row.view._asdict(),
             "region": record.case.region,
-            "panel": f"{row.case} · {record.case.region}",
+            "panel": _panel(row.case, record.case.region, row.by_bandwidth),
             "order": contents.cases.index(row.case),
             "implementation": row.implementation,
             "kind": "measured",
-            "teraflops": scaled(record.flop_per_second, 1e-12),
+            "rate": scaled(row.rate, 1),
             "milliseconds": scaled(record.seconds, 1e3),
             "note": "" if record.seconds else f"{record.outcome}: {record.reason}",
         }
     for claim in contents.claims:
-        rate = contents.claimed_flop_per_second(claim)
+        rate = contents.claimed_rate(claim)
         if rate is None:
             continue
         case = claimed_case(claim)
@@ -231,14 +248,19 @@ def _generations(contents: Contents) -> Iterable[dict[str, Value]]:
             "mode": None,
             "preparation": None,
             "region": claim.region,
-            "panel": f"{case} · {claim.region}",
+            "panel": _panel(case, claim.region, claim.operator in contents.by_bandwidth),
             "order": contents.cases.index(case) if case in contents.cases else len(contents.cases),
             "implementation": contents.shown_implementation(claim),
             "kind": "claim",
-            "teraflops": scaled(rate, 1e-12),
+            "rate": scaled(rate, 1),
             "milliseconds": None,
             "note": f"claim: {claim.source}, {claim.date}",
         }
+
+
+def _panel(case: str, region: str, by_bandwidth: bool) -> str:
+    """Name of a panel; its unit where that is not TFLOP/s."""
+    return " · ".join([case, region, *(["GB/s"] if by_bandwidth else [])])
 
 
 def _comparison(contents: Contents) -> Iterable[dict[str, Value]]:

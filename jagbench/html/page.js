@@ -30,7 +30,7 @@
   function generations(rows, note) {
     const devices = new Map();
     for (const row of rows) {
-      if (row.teraflops == null) continue;
+      if (row.rate == null) continue;
       devices.set(row.panel, (devices.get(row.panel) ?? new Set()).add(row.hardware));
     }
     const many = [...devices].filter(([, names]) => names.size > 1).map(([panel]) => panel);

@@ -11,6 +11,7 @@ from typing import Any
 
 from jagbench.html import charts, tables
 from jagbench.html.datasets import VIEW, datasets, embedded
+from jagbench.html.ladder import ladder
 from jagbench.html.markup import details, escaped, listing
 from jagbench.html.palette import colours
 from jagbench.html.provenance import provenance
@@ -55,7 +56,8 @@ class Figure:
 FIGURES = (
     Figure(
         "bars", "Throughput beside the peers",
-        "Useful jagged work only: padding does not count, a backward counts as 2.5 forwards. The "
+        "Useful jagged work only: padding does not count, a backward counts as 2.5 forwards; "
+        "operators that memory binds are shown by GB/s of the least traffic instead. The "
         "grey tick is what the roofline of the ceilings allows. A case without a time says why.",
         charts.bars, tables.bars,
     ),
@@ -121,12 +123,24 @@ def page(contents: Contents, title: str) -> str:
         '<link rel=icon href="data:,">\n'
         f"<title>{escaped(title)}</title>\n<style>\n{resources.joinpath('page.css').read_text()}"
         f"</style>\n</head>\n<body>\n<h1>{escaped(title)}</h1>\n{_controls(contents)}"
-        f"<h2>Summary</h2>\n{summary(contents, shown)}{body}"
+        f"<h2>Summary</h2>\n{summary(contents, shown)}{_ladder(contents)}{body}"
         f"<section><h2>Provenance</h2>\n{provenance(contents)}</section>\n"
         f'<script type="application/json" id=report-data>{script}</script>\n'
         f'<script type="text/plain" id=vega-bundle>{bundle}</script>\n'
         f"<script>\n{resources.joinpath('page.js').read_text()}</script>\n</body>\n</html>\n"
     )
+
+
+def _ladder(contents: Contents) -> str:
+    """The section of the ladder, where there are records of it."""
+    tables = ladder(contents)
+    if not tables:
+        return ""
+    words = (
+        "The same sequences through full attention, a sliding window, blocks, and blocks with the "
+        "rotation fused in. Floor: the least bytes at the measured rate of a copy."
+    )
+    return f"<section><h2>Ladder</h2>\n<p>{escaped(words)}</p>\n{tables}</section>\n"
 
 
 def _data(contents: Contents, figures: list[Figure], look: charts.Look) -> dict[str, Any]:

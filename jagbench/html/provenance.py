@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from jagbench.html.datasets import ceiling_of
 from jagbench.html.markup import Cell, details, listing, number, table
-from jagbench.html.rows import Contents, Row, ceiling_of
+from jagbench.html.rows import Contents, Row
 from jagbench.result import Ceiling, DeviceState, Provenance
 
 _PLACE = (

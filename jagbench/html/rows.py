@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jagbench.published import Claim
 from jagbench.result import (
     Case,
-    Ceiling,
     Record,
     failures,
     hardware_name,
@@ -53,6 +52,7 @@ class Row:
     implementation, case, hardware: names to show. ratio: seconds over those of the fastest *other*
     implementation measured on the same case; None where either is missing.
     length, fill, family: of workloads whose names carry both; None elsewhere.
+    by_bandwidth: whether the operator is judged by bytes a second.
     """
 
     record: Record
@@ -63,6 +63,36 @@ class Row:
     length: int | None
     fill: float | None
     family: str | None
+    by_bandwidth: bool = False
+
+    @property
+    def unit(self) -> str:
+        """Unit of `rate` and `roof`."""
+        return "GB/s" if self.by_bandwidth else "TFLOP/s"
+
+    @property
+    def rate(self) -> float | None:
+        """What the operator is judged by: useful work, or least traffic, a second; in `unit`."""
+        record = self.record
+        if self.by_bandwidth:
+            return None if record.bytes_per_second is None else record.bytes_per_second * 1e-9
+        return None if record.flop_per_second is None else record.flop_per_second * 1e-12
+
+    @property
+    def roof(self) -> float | None:
+        """What a perfect kernel would reach of `rate` by the measured (else datasheet) ceilings."""
+        if self.by_bandwidth:
+            ceiling = self.record.measured_ceiling or self.record.datasheet
+            moved = ceiling.bytes_per_second if ceiling else None
+            return None if moved is None else moved * 1e-9
+        return None if self.attainable is None else self.attainable * 1e-12
+
+    @property
+    def floor(self) -> float | None:
+        """Share of the time in which the least bytes could be copied, at the measured rate."""
+        speed, ceiling = self.record.bytes_per_second, self.record.measured_ceiling
+        rate = ceiling.bytes_per_second if ceiling else None
+        return speed / rate if speed and rate else None
 
     @property
     def view(self) -> View:
@@ -95,6 +125,7 @@ class Contents:
 
     older: records left out because a newer one of the same case is there.
     implementations: those with records (measured), then those whose claims can be drawn.
+    by_bandwidth: operators judged by bytes a second.
     """
 
     rows: tuple[Row, ...]
@@ -107,6 +138,7 @@ class Contents:
     views: tuple[View, ...]
     claims: tuple[Claim, ...]
     comparison: Comparison | None
+    by_bandwidth: frozenset[str] = frozenset()
 
     def shown_implementation(self, claim: Claim) -> str:
         """The name measured rows carry where it differs by case and signs alone ("FA4", "fa4")."""
@@ -120,26 +152,52 @@ class Contents:
         readable = f"NVIDIA {model.upper()}" if vendor == "nvidia" else claim.hardware
         return folders.get(claim.hardware, readable)
 
-    def claimed_flop_per_second(self, claim: Claim) -> float | None:
-        """A claim as a rate; of a time only where its workload was measured, so its FLOP known."""
-        if claim.quantity == "TFLOP/s":
-            return claim.value * 1e12
+    def measured_beside(self, claim: Claim) -> str | None:
+        """Times of the first implementation on the claim's workload and region, by device.
+
+        Whole calls, cold before steady; None where there are none.
+        """
+        wanted = (claim.operator, claim.workload, claim.region, "included")
+        found: dict[str, str] = {}
+        for row in sorted(self.rows, key=lambda row: row.record.case.mode):
+            case, seconds = row.record.case, row.record.seconds
+            place = (case.operator, case.workload, case.region, row.view.preparation)
+            if place == wanted and seconds and row.implementation == self.implementations[0]:
+                found.setdefault(row.hardware, f"{seconds * 1e3:.4g} ms, {row.hardware}")
+        return "; ".join(found.values()) or None
+
+    def claimed_rate(self, claim: Claim) -> float | None:
+        """A claim in the unit that rows of its operator have (`Row.unit`).
+
+        Of a time only where its workload was measured, so that FLOP and bytes are known.
+        """
+        by_bandwidth = claim.operator in self.by_bandwidth
+        if claim.quantity == ("TB/s" if by_bandwidth else "TFLOP/s"):
+            return claim.value * (1e3 if by_bandwidth else 1)
         if claim.quantity != "ms" or claim.workload is None:
             return None
         wanted = (claim.operator, claim.workload, claim.region)
         for row in self.rows:
             case = row.record.case
             if (case.operator, case.workload, case.region) == wanted:
-                return row.record.work.flop / claim.value * 1e3
+                work = row.record.work
+                amount = work.bytes_moved * 1e-9 if by_bandwidth else work.flop * 1e-12
+                return amount / claim.value * 1e3
         return None
 
 
 def gather(
-    records: Sequence[Record], claims: Sequence[Claim], comparison: Comparison | None
+    records: Sequence[Record],
+    claims: Sequence[Claim],
+    comparison: Comparison | None,
+    by_bandwidth: frozenset[str] = frozenset(),
 ) -> Contents:
-    """Last record of each case, implementation and device, in the order they are shown in."""
+    """Last record of each case, implementation and device, in the order they are shown in.
+
+    by_bandwidth: operators whose rates are bytes a second.
+    """
     chosen = newest(records)
-    rows = _rows(_in_views(chosen))
+    rows = _rows(_in_views(chosen), by_bandwidth)
     measured = sorted({r.implementation for r in rows}, key=_implementation_order)
     regions = sorted({r.record.case.region for r in rows}, key=_region_order)
     contents = Contents(
@@ -153,13 +211,14 @@ def gather(
         views=_views(rows),
         claims=tuple(sorted(claims, key=_claim_order)),
         comparison=comparison,
+        by_bandwidth=by_bandwidth,
     )
-    drawn = [claim for claim in claims if contents.claimed_flop_per_second(claim) is not None]
+    drawn = [claim for claim in claims if contents.claimed_rate(claim) is not None]
     claimed = {contents.shown_implementation(claim) for claim in drawn} - set(measured)
     return replace(contents, implementations=(*measured, *sorted(claimed, key=natural)))
 
 
-def _rows(chosen: Sequence[Record]) -> list[Row]:
+def _rows(chosen: Sequence[Record], by_bandwidth: frozenset[str]) -> list[Row]:
     """Records with their names, ratios and places."""
     names = short_names([r.who.name for r in chosen])
     labels = _case_labels(chosen)
@@ -181,6 +240,7 @@ def _rows(chosen: Sequence[Record]) -> list[Row]:
                 length=length,
                 fill=fill,
                 family=family,
+                by_bandwidth=record.case.operator in by_bandwidth,
             )
         )
     return rows
@@ -253,20 +313,6 @@ def generation(hardware: str) -> tuple[int, tuple[tuple[int, float, str], ...]]:
 def geometric_mean(values: Sequence[float]) -> float | None:
     """None of nothing."""
     return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
-
-
-def ceiling_of(rows: Iterable[Row], kind: str) -> Ceiling | None:
-    """The ceiling of the newest record that has one. kind: "measured" or "datasheet"."""
-    found = [
-        (row.record.date, ceiling.model_dump_json(), ceiling)
-        for row in rows
-        if (ceiling := _ceiling(row.record, kind)) is not None
-    ]
-    return max(found, key=lambda entry: entry[:2])[2] if found else None
-
-
-def _ceiling(record: Record, kind: str) -> Ceiling | None:
-    return record.measured_ceiling if kind == "measured" else record.datasheet
 
 
 def _workload_key(record: Record) -> tuple[str, str, str, str]:

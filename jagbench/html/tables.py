@@ -29,7 +29,7 @@ def roofline(contents: Contents) -> str:
             _times(record.bytes_per_second, 1e-9),
             _times(record.share(record.measured_ceiling), 100),
             _times(record.share(record.datasheet), 100),
-            _times(record.mfu(record.datasheet), 100),
+            None if row.by_bandwidth else _times(record.mfu(record.datasheet), 100),
             record.sequences_per_second,
         ]
 
@@ -52,17 +52,20 @@ def heat_map(contents: Contents) -> str:
 
 
 def bars(contents: Contents) -> str:
-    """TFLOP/s of every implementation, as `peers-h200.md` has it."""
+    """Rate of every implementation; of what memory binds, with its share of the floor."""
 
     def cells(row: Row) -> Cell:
-        rate = _times(row.record.flop_per_second, 1e-12)
-        return rate if row.record.seconds is not None else outcome(row.record.outcome)
+        if row.record.seconds is None or row.rate is None:
+            return outcome(row.record.outcome)
+        if not row.by_bandwidth or row.floor is None:
+            return row.rate
+        return f"{number(row.rate)} ({row.floor:.0%})"
 
     def key(row: Row) -> tuple[Cell, ...]:
-        return (row.record.case.region, row.case)
+        return (row.record.case.region, row.case, row.unit)
 
     def pivot(rows: Sequence[Row]) -> tuple[Sequence[str], Iterable[Sequence[Cell]]]:
-        return _pivot(rows, cells, ("region", "case"), key, contents.implementations)
+        return _pivot(rows, cells, ("region", "case", "unit"), key, contents.implementations)
 
     return _by_view(contents, pivot)
 
@@ -80,7 +83,7 @@ def generations(contents: Contents) -> str:
         groups.setdefault(key, {})[row.hardware] = _generation_cell(row)
     head = ("operator", "dtype", "mode", "preparation", "region", "case", "implementation")
     rows = [[*key, *(cells.get(h) for h in hardware)] for key, cells in groups.items()]
-    caption = "TFLOP/s | time | share of measured ceiling | share of datasheet"
+    caption = "rate | time | share of measured ceiling | share of datasheet"
     return table(caption, (*head, *hardware), rows) + claims(contents)
 
 
@@ -90,17 +93,17 @@ def claims(contents: Contents) -> str:
         return ""
     head = (
         "hardware", "operator", "case", "workload", "region", "implementation", "quantity", "claim",
-        "±", "dtype", "in the chart", "source", "date", "note",
+        "±", "measured here", "dtype", "in the chart", "source", "date", "note",
     )  # fmt: skip
     rows: list[list[Cell]] = []
     for claim in contents.claims:
         over = f" over {claim.baseline}" if claim.baseline else ""
-        charted = contents.claimed_flop_per_second(claim) is not None
+        charted = contents.claimed_rate(claim) is not None
         rows.append([
             contents.shown_hardware(claim), claim.operator, claim.case, claim.workload,
             claim.region, contents.shown_implementation(claim), f"{claim.quantity}{over}",
-            claim.value, claim.tolerance, claim.dtype, "yes" if charted else "no", claim.source,
-            claim.date, claim.note,
+            claim.value, claim.tolerance, contents.measured_beside(claim), claim.dtype,
+            "yes" if charted else "no", claim.source, claim.date, claim.note,
         ])  # fmt: skip
     return table("Published claims; none of them was measured by this project", head, rows)
 
@@ -219,10 +222,9 @@ def _generation_cell(row: Row) -> Cell:
     record = row.record
     if record.seconds is None:
         return outcome(record.outcome)
-    rate = _times(record.flop_per_second, 1e-12)
     shares = (record.share(record.measured_ceiling), record.share(record.datasheet))
     percents = " | ".join("–" if share is None else f"{share:.0%}" for share in shares)
-    return f"{number(rate or 0.0)} | {number(record.seconds * 1e3)} ms | {percents}"
+    return f"{number(row.rate or 0.0)} {row.unit} | {number(record.seconds * 1e3)} ms | {percents}"
 
 
 def _times(value: float | None, factor: float) -> float | None:

@@ -18,6 +18,7 @@ PEERS: Mapping[str, str] = {
     "flash-attention-4": "jagbench.peers.flash_attention_4",
     "fbgemm-jfa": "jagbench.peers.fbgemm_jfa",
     "flash-linear-attention": "jagbench.peers.flash_linear_attention",
+    "torch-compile": "jagbench.peers.torch_compile",
 }
 
 __all__ = ["PEERS"]

@@ -115,7 +115,7 @@ def peer(planner: Planner, version: str) -> Peer:
         )  # fmt: skip
         # Before the empty call is answered, so that what is unsupported is so whatever the lengths.
         plan = planner(call)
-        return _nothing(call) if call.empty else _whole(call, _attend(call, plan))
+        return nothing(call) if call.empty else _whole(call, attend(call, plan))
 
     def prepare(operator: str, inputs: Inputs) -> Prepared | None:
         """The call with layout, masks and lengths done beforehand; None for other operators."""
@@ -215,15 +215,17 @@ def hide_blind_rows(lse: Tensor) -> Tensor:
     return torch.where(torch.isinf(lse), -math.inf, lse)
 
 
-def _attend(call: Call, plan: Plan) -> Result:
+def attend(call: Call, plan: Plan) -> Result:
+    """Results of the packed rows of a call that has pairs."""
     result = plan.kernel(*(plan.pack(n, x) for n, x in zip("qkv", _values(call), strict=True)))
     if isinstance(result, tuple):
         out, lse = result
-        return plan.unpack("out", _gradient_like(out)), plan.unpack("lse", lse)
-    return plan.unpack("out", _gradient_like(result))
+        return plan.unpack("out", gradient_like(out)), plan.unpack("lse", lse)
+    return plan.unpack("out", gradient_like(result))
 
 
-def _gradient_like(out: Tensor) -> Tensor:
+def gradient_like(out: Tensor) -> Tensor:
+    """The output, whose gradient reaches the library laid out as it is."""
     return _GradientLaidOutLikeIt.apply(out)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -234,18 +236,19 @@ def _values(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 def _whole(call: Call, result: Result) -> Result:
     """With the rows past the last offset, which are 0."""
     if isinstance(result, tuple):
-        return _padded(call, result[0]), _padded(call, result[1])
-    return _padded(call, result)
+        return padded(call, result[0]), padded(call, result[1])
+    return padded(call, result)
 
 
-def _padded(call: Call, packed: Tensor) -> Tensor:
+def padded(call: Call, packed: Tensor) -> Tensor:
+    """With the rows past the last offset, which are 0."""
     if call.q_offsets is None:
         return packed.reshape(call.batch, call.rows, *packed.shape[1:])
     gap = call.rows - packed.shape[0]
     return torch.cat([packed, packed.new_zeros(gap, *packed.shape[1:])]) if gap else packed
 
 
-def _nothing(call: Call) -> Result:
+def nothing(call: Call) -> Result:
     """Out 0 and lse -inf for every row, tied to q in the graph."""
     rows = call.batch * call.rows if call.q_offsets is None else call.q_lengths.total
     shape = (rows, call.q.shape[1], call.v.shape[2])
@@ -254,8 +257,8 @@ def _nothing(call: Call) -> Result:
     wide = torch.promote_types(out.dtype, torch.float32)
     lse = out.new_full(shape[:2], -math.inf, dtype=wide)
     if call.return_lse:
-        return _padded(call, out), _padded(call, lse)
-    return _padded(call, out)
+        return padded(call, out), padded(call, lse)
+    return padded(call, out)
 
 
 _PARAMETERS = inspect.signature(JaggedAttention.__call__).parameters
@@ -275,28 +278,31 @@ def _check_all(
 
 def _prepared(call: Call, plan: Plan, inputs: Inputs) -> Prepared:
     """A plan with its layout changes done."""
-    upstream = inputs.upstream
-    if upstream is None:
-        upstream = call.q.new_zeros(call.rows, call.q.shape[1], call.v.shape[2])
-        if call.q_offsets is None:
-            upstream = upstream.expand(call.batch, *upstream.shape)
-    if call.q_offsets is None:
-        upstream = upstream.reshape(-1, *upstream.shape[2:])
-    else:
-        upstream = upstream[: call.q_lengths.total]
 
     def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         result = plan.kernel(q, k, v)
-        return _gradient_like(result[0] if isinstance(result, tuple) else result)
+        return gradient_like(result[0] if isinstance(result, tuple) else result)
 
     def unpack(name: str, tensor: Tensor) -> Tensor:
         packed = plan.unpack(name, tensor)
         if name in ("out", "lse"):
-            return _padded(call, packed)
+            return padded(call, packed)
         given = inputs.tensors()[name.removeprefix("grad ")]
         gap = given.shape[0] - packed.shape[0]
         return torch.cat([packed, packed.new_zeros(gap, *packed.shape[1:])]) if gap else packed
 
     with torch.no_grad():
         tensors = {n: plan.pack(n, x) for n, x in zip("qkv", _values(call), strict=True)}
-        return Prepared(tensors, kernel, plan.pack("out", upstream), unpack)
+        return Prepared(tensors, kernel, plan.pack("out", upstream_of(call, inputs)), unpack)
+
+
+def upstream_of(call: Call, inputs: Inputs) -> Tensor:
+    """Upstream gradient of the packed rows of a call; zeros where the inputs have none."""
+    upstream = inputs.upstream
+    if upstream is None:
+        upstream = call.q.new_zeros(call.rows, call.q.shape[1], call.v.shape[2])
+        if call.q_offsets is None:
+            upstream = upstream.expand(call.batch, *upstream.shape)
+    if call.q_offsets is None:
+        return upstream.reshape(-1, *upstream.shape[2:])
+    return upstream[: call.q_lengths.total]

@@ -127,20 +127,20 @@ def check(
     return_lse: bool,
 ) -> Call:
     """Check the arguments of `jagged_attention`; ValueError with the numbers where they clash."""
-    q, k, v = _autocast(q, k, v)
-    _check_values(q, k, v)
+    q, k, v = autocast(q, k, v)
+    check_values(q, k, v)
     if align not in get_args(Align):
         raise ValueError(f"align must be one of {get_args(Align)}, got {align!r}")
     if window is not None and (not isinstance(window, Sequence) or len(window) != 2):
         raise ValueError(f"window must be (left, right), got {window!r}")
     left, right = visible_range(causal, window)
-    k_lengths = _lengths("k", k_offsets, k, max_k_len)
+    k_lengths = lengths_of("k", k_offsets, k, max_k_len)
     if q_offsets is None:
         count, rows = k_lengths.host.numel(), q.shape[0]
         q_lengths = _describe(torch.full((count,), rows))
         _check_longest("q", rows, max_q_len)
     else:
-        q_lengths = _lengths("q", q_offsets, q, max_q_len)
+        q_lengths = lengths_of("q", q_offsets, q, max_q_len)
     if q_lengths.host.numel() != k_lengths.host.numel():
         raise ValueError(
             f"q_offsets hold {q_lengths.host.numel()} sequences and k_offsets "
@@ -214,7 +214,7 @@ def refuse_unordered_sums(call: Call, peer: str) -> None:
     )
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The values in autocast's dtype where it is on, as torch's own attention takes them."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
@@ -227,7 +227,8 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(t.to(dtype) if t.dtype in narrow else t for t in (q, k, v))  # type: ignore[return-value]
 
 
-def _check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Shapes, dtypes and devices of q, k and v; ValueError with the numbers."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3 or 0 in x.shape[1:]:
             raise ValueError(f"{name} must be [rows, heads, head_dim], got {tuple(x.shape)}")
@@ -268,7 +269,7 @@ def _lengths_on_the_host(
 
 
 # A compiled caller breaks its graph here rather than trace a look at the device.
-_lengths: Callable[..., Lengths] = torch.compiler.disable(  # type: ignore[no-untyped-call]
+lengths_of: Callable[..., Lengths] = torch.compiler.disable(  # type: ignore[no-untyped-call]
     _lengths_on_the_host
 )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from jagbench.peers.adapter import Plan, Result, hide_blind_rows, packed_plan, packed_query, peer
 from jagbench.peers.arguments import HALF, Call, library, refuse, refuse_loose_end, version_of
+from jagbench.peers.blocks import with_blocks
 
 PACKAGE, WANTED = "flash-attn-4", ">= 4.0.0b36"
 PEER = "FlashAttention 4"
@@ -42,7 +43,8 @@ def _plan(call: Call) -> Plan:
     return packed_plan(call, kernel, multiple=8, notes=notes)
 
 
-_PEER = peer(_plan, __version__)
+_PEER = with_blocks(peer(_plan, __version__), _plan)
 jagged_attention = _PEER.jagged_attention
+block_attention = _PEER.block_attention
 prepare = _PEER.prepare
 configuration = _PEER.configuration

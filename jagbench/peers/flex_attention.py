@@ -21,6 +21,8 @@ from torch import Tensor
 
 from jagbench.peers.adapter import Plan, Result, packed_plan, packed_query, peer
 from jagbench.peers.arguments import Call, library, refuse
+from jagbench.peers.blocks import with_blocks
+from jagbench.peers.compiling import limited
 
 __version__ = torch.__version__
 
@@ -28,8 +30,6 @@ PEER = "FlexAttention"
 MODULE = "torch.nn.attention.flex_attention"
 #: Rows and columns of a block: torch's default, which its tiles divide.
 BLOCK = 128
-#: Shapes compiled in one process before that is an error.
-RECOMPILATIONS = 4096
 
 
 def _plan(call: Call) -> Plan:
@@ -62,18 +62,7 @@ def _plan(call: Call) -> Plan:
 def compiled() -> Callable[..., Any]:
     """flex_attention through torch.compile, once a process."""
     eager = library(MODULE, "torch", ">= 2.11").flex_attention
-    function: Callable[..., Any] = torch.compile(eager, dynamic=False)
-
-    def limited(*tensors: Tensor, **options: Any) -> Any:
-        settings: Any = torch._dynamo.config
-        with settings.patch(
-            recompile_limit=RECOMPILATIONS,
-            accumulated_recompile_limit=RECOMPILATIONS,
-            fail_on_recompile_limit_hit=True,
-        ):
-            return function(*tensors, **options)
-
-    return limited
+    return limited(eager)
 
 
 def key_ranges(call: Call) -> tuple[Tensor, Tensor]:
@@ -145,7 +134,8 @@ def _by_block(rows: Tensor, fill: int) -> Tensor:
     return torch.cat([rows, rows.new_full((gap,), fill)]).view(-1, BLOCK)
 
 
-_PEER = peer(_plan, __version__)
+_PEER = with_blocks(peer(_plan, __version__), _plan)
 jagged_attention = _PEER.jagged_attention
+block_attention = _PEER.block_attention
 prepare = _PEER.prepare
 configuration = _PEER.configuration

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math as _math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jagbench.peers.adapter import Peer, Plan, Planner, pad_columns, peer
-from jagbench.peers.arguments import HALF, Call, Lengths, refuse, refuse_unordered_sums
+from jagbench.peers.arguments import HALF, Call, refuse, refuse_unordered_sums
+from jagbench.peers.padding import Pad, Side, Unpad
 
 __version__ = torch.__version__
 
@@ -82,67 +83,12 @@ def _masking(call: Call) -> Masking:
 
 
 @dataclass(frozen=True)
-class _Side:
-    """Padding of one side: `slots[i]` is the row of packed row i in `[batch * longest]`."""
-
-    slots: Tensor
-    batch: int
-    longest: int
-
-    @staticmethod
-    def of(lengths: Lengths, offsets: Tensor, longest: int, at_end: bool) -> _Side:
-        """Slots under offsets `[batch + 1]`, sequences at the start or at the end of their rows."""
-        counts, batch = offsets.diff().long(), lengths.host.numel()
-        first = torch.arange(batch, device=offsets.device) * longest - offsets[:-1]
-        first = first + (longest - counts if at_end else 0)
-        rows = torch.repeat_interleave(first, counts, output_size=lengths.total)
-        return _Side(rows + torch.arange(lengths.total, device=offsets.device), batch, longest)
-
-
-class _Pad(torch.autograd.Function):
-    """Packed `[total, heads, d]` to zero-padded `[batch * longest, heads, width]`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, side: _Side, width: int, column: tuple[float, float] | None
-    ) -> Tensor:
-        ctx.side, ctx.columns = side, x.shape[2]
-        padded = x.new_zeros(side.batch * side.longest, x.shape[1], width)
-        padded[..., : x.shape[2]].index_copy_(0, side.slots, x)
-        if column is not None:
-            real, padding = column
-            padded[..., x.shape[2]] = padding
-            padded[..., x.shape[2]].index_fill_(0, side.slots, real)
-        return padded
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = gradients[0][..., : ctx.columns].index_select(0, ctx.side.slots)
-        return gradient, None, None, None
-
-
-class _Unpad(torch.autograd.Function):
-    """The way back: `[batch * longest, heads, d]` to `[total, heads, d]`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, side: _Side) -> Tensor:
-        ctx.side = side
-        return x.index_select(0, side.slots)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, side = gradients[0], ctx.side
-        padded = gradient.new_zeros(side.batch * side.longest, *gradient.shape[1:])
-        return padded.index_copy_(0, side.slots, gradient), None
-
-
-@dataclass(frozen=True)
 class _Layout:
     """Packed to `[batch, heads, longest, width]` and back."""
 
     call: Call
-    q_side: _Side | None
-    k_side: _Side
+    q_side: Side | None
+    k_side: Side
     width: int
     v_width: int
     column: bool
@@ -154,7 +100,7 @@ class _Layout:
         if side is None:  # a dense query: one for the batch, or as many outputs
             return self._dense(name, x, width)
         mark = self._mark(name)
-        padded = _Pad.apply(x, side, width, mark)  # type: ignore[no-untyped-call]
+        padded = Pad.apply(x, side, width, mark)  # type: ignore[no-untyped-call]
         return padded.view(side.batch, side.longest, *padded.shape[1:]).transpose(1, 2)  # type: ignore[no-any-return]
 
     def _mark(self, name: str) -> tuple[float, float] | None:
@@ -177,7 +123,7 @@ class _Layout:
         dim = (self.call.v if argument in ("v", "out") else self.call.q).shape[2]
         side = self.q_side if argument in ("q", "out") else self.k_side
         x = x.transpose(1, 2).flatten(0, 1)[..., :dim]
-        return x if side is None else _Unpad.apply(x, side)  # type: ignore[no-untyped-call]
+        return x if side is None else Unpad.apply(x, side)  # type: ignore[no-untyped-call]
 
 
 def _plan(call: Call, backend: SDPBackend, masking: Masking) -> Plan:
@@ -195,9 +141,9 @@ def _plan(call: Call, backend: SDPBackend, masking: Masking) -> Plan:
         width = v_width = max(width, v_width)
     q_side = None
     if call.q_offsets is not None:
-        q_side = _Side.of(call.q_lengths, call.q_offsets, longest_q, at_end)
+        q_side = Side.of(call.q_lengths, call.q_offsets, longest_q, at_end)
     layout = _Layout(
-        call, q_side, _Side.of(call.k_lengths, call.k_offsets, longest_k, at_end), width, v_width,
+        call, q_side, Side.of(call.k_lengths, call.k_offsets, longest_k, at_end), width, v_width,
         masking == "column",
     )  # fmt: skip
     dense = call.q_offsets is None

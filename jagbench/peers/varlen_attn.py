@@ -22,6 +22,7 @@ from jagbench.peers.arguments import (
     refuse_loose_end,
     refuse_unordered_sums,
 )
+from jagbench.peers.blocks import with_blocks
 
 __version__ = torch.__version__
 
@@ -79,7 +80,8 @@ def _parameters(function: Any) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-_PEER = peer(_plan, __version__)
+_PEER = with_blocks(peer(_plan, __version__), _plan)
 jagged_attention = _PEER.jagged_attention
+block_attention = _PEER.block_attention
 prepare = _PEER.prepare
 configuration = _PEER.configuration
