@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ from jagbench.impl.kernels.attention_backward import (
 from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.relaunch import relaunch, traits
-from jagbench.impl.kernels.schedule import build_tile_list
+from jagbench.impl.kernels.schedule import TileList, build_tile_list
 from jagbench.impl.kernels.tuning import (
     Kernel,
     Schedule,
@@ -96,7 +97,8 @@ class BackwardCall:
     activation: id of an activation, `SOFTMAX`, or `PER_HEAD` with `activation_ids` (int32
         `[heads]`) and `activation_set` (bit set of the ids that occur).
     score_scale: factor of Q K^T before exp2 or the activation; grad_scale: of dQ and dK;
-    value_scale: of dV. statistics: from `row_statistics`, softmax only.
+    value_scale: of dV. statistics: from `row_statistics`, softmax only. query_tiles: the list it
+        was made with, if there is one.
     """
 
     geometry: Geometry
@@ -110,6 +112,7 @@ class BackwardCall:
     activation_set: int = 0
     bias: Bias = Bias()
     statistics: Tensor | None = None
+    query_tiles: TileList | None = None
     needs: Needs = Needs()
 
 
@@ -126,7 +129,12 @@ def multiprocessors(tensor: Tensor) -> int:
     """Programs of a persistent launch: one a multiprocessor; a few in the interpreter."""
     if not tensor.is_cuda:
         return 4
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return _multiprocessors(tensor.device)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def flops_of_offsets(
@@ -146,24 +154,28 @@ def flops_of_offsets(
     return attention_flops(int(pairs.sum()), q.shape[1], q.shape[2], v.shape[2])
 
 
+def query_tiles(q_offsets: Tensor | None, k_offsets: Tensor, geometry: Geometry) -> TileList:
+    """Tiles of 128 query rows, for the passes over rows that a backward begins and ends with."""
+    return build_tile_list(q_offsets, k_offsets, geometry.total_q, _PAD)
+
+
 def row_statistics(
     out: Tensor,
     d_out: Tensor,
     lse: Tensor,
     d_lse: Tensor | None,
     q_offsets: Tensor | None,
-    k_offsets: Tensor,
     geometry: Geometry,
+    items: TileList,
 ) -> Tensor:
     """lse and delta of every row for the softmax backward, float32 `[2, heads, statistics_rows]`.
 
     out, d_out: `[out_rows, heads, v_dim]`; lse: `[heads, out_rows]` in units of log 2; d_lse, its
-    gradient: `[out_rows, heads]`.
+    gradient: `[out_rows, heads]`. items: `query_tiles`.
     """
     g = geometry
     rows = (g.out_rows // _PAD + 2 * (g.batch + 1) + 1) * _PAD
     statistics = torch.empty(2, g.heads, rows, dtype=torch.float32, device=out.device)
-    items = build_tile_list(q_offsets, k_offsets, g.total_q, _PAD)
     grid = items.upper * g.heads
     if grid:
         d_strides = d_out.stride(0), d_out.stride(1)

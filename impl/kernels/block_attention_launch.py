@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 from torch import Tensor
 
 from jagbench.impl.kernels.arguments import Geometry, geometry_of, kernel_layout
@@ -127,7 +126,7 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, call: BlockC
     items = build_tile_list(offsets, None, g.total_q, call.block_size)
     tiles = block_tiles("block", q, g.qk_dim, g.v_dim, call.block_size)
     run = _run_length(items, g.kv_heads, q)
-    grid = triton.cdiv(items.upper, run) * g.kv_heads
+    grid = -(-items.upper // run) * g.kv_heads
     if not grid:
         return out
     table = None if call.table is None else table_layout(call.table)
@@ -153,7 +152,7 @@ def block_gradients(
     items = build_tile_list(offsets, None, g.total_q, call.block_size)
     tiles = block_tiles("block_gradient", q, g.qk_dim, g.v_dim, call.block_size)
     run = _run_length(items, g.kv_heads, q)
-    grid = triton.cdiv(items.upper, run) * g.kv_heads
+    grid = -(-items.upper // run) * g.kv_heads
     if not grid:
         return dq, dk, dv
     table = None if call.table is None else table_layout(call.table)

@@ -32,6 +32,7 @@ from jagbench.impl.kernels.attention_launch import (
     attention_gradients,
     check_repeatable,
     flops_of_offsets,
+    query_tiles,
     require_device,
     row_statistics,
 )
@@ -236,7 +237,7 @@ def _forward_on_hopper(
     )  # fmt: skip
     assert lse is not None
     note_tier("hopper_forward")
-    return out.view(geometry.out_shape), lse
+    return out, lse
 
 
 def _forward_fake(
@@ -279,11 +280,14 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients that `needs` asks for (query, key and value, bias); others are empty tensors."""
     geometry = geometry_of(q, k, v, q_offsets, k_offsets)
-    rows = (geometry.out_rows, geometry.heads, geometry.v_dim)
-    d_out, out = kernel_layout(d_out.reshape(rows)), out.view(rows)
+    if geometry.shared_q:
+        rows = (geometry.out_rows, geometry.heads, geometry.v_dim)
+        d_out, out = d_out.reshape(rows), out.view(rows)
+    d_out = kernel_layout(d_out)
     # d_lse `[heads, out_rows]`, read through its strides as rows and heads.
     d_lse = None if d_lse is None else d_lse.t()
     with torch.cuda.device_of(q):
+        tiles = query_tiles(q_offsets, k_offsets, geometry)
         call = BackwardCall(
             geometry=geometry,
             mask=Mask(left, right, align_end),
@@ -292,7 +296,8 @@ def _backward(
             score_scale=scale * LOG2E,
             grad_scale=scale,
             bias=_kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry),
-            statistics=row_statistics(out, d_out, lse, d_lse, q_offsets, k_offsets, geometry),
+            statistics=row_statistics(out, d_out, lse, d_lse, q_offsets, geometry, tiles),
+            query_tiles=tiles,
             needs=Needs(*needs),
         )
         found = attention_gradients(NAME, q, k, v, d_out, q_offsets, k_offsets, call)
