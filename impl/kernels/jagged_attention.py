@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from jagbench.impl.kernels.attention_launch import (
     attention_gradients,
     check_repeatable,
     flops_of_offsets,
+    keys_of_own_deltas,
     query_tiles,
     require_device,
     row_statistics,
@@ -296,10 +298,15 @@ def _backward(
             score_scale=scale * LOG2E,
             grad_scale=scale,
             bias=_kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry),
-            statistics=row_statistics(out, d_out, lse, d_lse, q_offsets, geometry, tiles),
             query_tiles=tiles,
             needs=Needs(*needs),
         )
+        # A gradient of lse belongs in the deltas too.
+        own_keys = 0 if d_lse is not None else keys_of_own_deltas(NAME, q, k, v, call)
+        statistics = row_statistics(
+            out, d_out, lse, d_lse, q_offsets, k_offsets, geometry, tiles, own_keys
+        )
+        call = replace(call, statistics=statistics, own_keys=own_keys)
         found = attention_gradients(NAME, q, k, v, d_out, q_offsets, k_offsets, call)
     dq, dk, dv, d_bias = found
     return dq, dk, dv, d_bias

@@ -188,7 +188,7 @@ def _launch_short(
     note_used("hopper_backward", f"64x{SHORT_KEYS} two workers" + " folded" * folded)
     constants = (
         dim, call.activation, *call.mask.constants.values(), g.group > 1,
-        folded, folded and pairs_apart(call.mask),
+        folded, folded and pairs_apart(call.mask), call.own_keys == SHORT_KEYS,
     )  # fmt: skip
     relaunch(
         _short_kernel(), programs, q.device,
