@@ -7,8 +7,10 @@ items, its own producer warp and buffers, and finishes a step on its own:
     S^T = K Q^T    dA^T = V dO^T    dV += A^T dO    dS -> shared memory    dQ = dS K    dK += dS^T Q
 
 With OWN_DELTA the deltas of rows whose keys are all in one item, sums of A dA over them, are formed
-here: no pass before this one reads O and dO for them. dQ of a sequence with one item is stored as it is, through the memory that held dS. Sequences with
-more keys than expected are as right, but slow: two adds to a float32 buffer a step.
+here: no pass before this one reads O and dO for them. dQ of a sequence with one item is stored as
+it is, through the memory that held dS. Sequences with more keys than expected are as right, but
+slow: two adds to a float32 buffer a step.
+
 See `backward_parts` for jagged views and masking.
 """
 
