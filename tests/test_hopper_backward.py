@@ -9,7 +9,12 @@ import torch
 
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
-from jagbench.impl.kernels.attention_launch import BackwardCall, Mask
+from jagbench.impl.kernels.attention_launch import (
+    BackwardCall,
+    Mask,
+    query_tiles,
+    row_statistics,
+)
 from jagbench.impl.kernels.hopper.backward_launch import (
     SHARE_BASES,
     chain_of,
@@ -147,3 +152,26 @@ def test_a_derivative_waits_in_float32_where_registers_allow(activation, dim, wi
     geometry = Geometry(2, 4, 4, dim, dim, 9, 9, False)
     call = BackwardCall(geometry, Mask(-1, -1, False), Schedule(), activation, 1.0, 1.0)
     assert slope_is_wide(call) == wide
+
+
+def test_deltas_are_left_to_the_kernel_where_an_item_holds_all_keys() -> None:
+    rows = sum(Q_LENGTHS)
+    generator = torch.Generator().manual_seed(0)
+    out, d_out = (torch.randn(rows, HEADS, DIM, generator=generator).to(DEVICE) for _ in range(2))
+    lse = torch.randn(HEADS, rows, generator=generator).to(DEVICE)
+    q_offsets, k_offsets = _offsets(Q_LENGTHS), _offsets(K_LENGTHS)
+    geometry = Geometry(len(Q_LENGTHS), HEADS, HEADS, DIM, DIM, rows, sum(K_LENGTHS), False)
+    tiles = query_tiles(q_offsets, k_offsets, geometry)
+    every, some = (
+        row_statistics(out, d_out, lse, None, q_offsets, k_offsets, geometry, tiles, own_keys)
+        for own_keys in (0, 64)
+    )
+    start = 0
+    for sequence, (length, keys) in enumerate(zip(Q_LENGTHS, K_LENGTHS, strict=True)):
+        first = (start // 128 + 2 * sequence) * 128
+        part = slice(first, first + length)
+        assert (every[0, :, part] == some[0, :, part]).all()
+        want = (out * d_out).sum(-1).t()[:, start : start + length]
+        torch.testing.assert_close(every[1, :, part], want, rtol=1e-5, atol=1e-5)
+        assert (some[1, :, part] == (every[1, :, part] if keys > 64 else 0.0)).all()
+        start += length

@@ -52,6 +52,13 @@ def test_an_interpreter_that_compiles_nothing_is_asked_every_time() -> None:
     assert [call[0] for call in kernel.calls] == ["compiled", "compiled"]
 
 
+def test_a_kernel_made_later_is_never_taken_for_one_that_is_gone() -> None:
+    for _ in range(50):
+        kernel = _Kernel()
+        relaunch(kernel, 1, CPU, "gone")
+        assert [call[0] for call in kernel.calls] == ["compiled"]
+
+
 def test_the_traits_of_pointers_are_type_alignment_and_absence() -> None:
     numbers = torch.zeros(8, dtype=torch.int32)
     assert traits(numbers, numbers[1:], None) == (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NoReturn
 
 import torch
@@ -72,7 +73,11 @@ def geometry_of(
     total_q, heads, qk_dim = q.shape
     total_k, kv_heads, v_dim = v.shape
     batch, shared = k_offsets.shape[0] - 1, q_offsets is None
-    return Geometry(batch, heads, kv_heads, qk_dim, v_dim, total_q, total_k, shared)
+    return _geometry(batch, heads, kv_heads, qk_dim, v_dim, total_q, total_k, shared)
+
+
+# Making one costs more than finding it again.
+_geometry = lru_cache(maxsize=1024)(Geometry)
 
 
 def empty_output(

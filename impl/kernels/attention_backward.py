@@ -52,15 +52,15 @@ def statistics_start(first_row, sequence):
 
 @triton.jit(do_not_specialize=[*GRADIENT_COUNTS, "out_rows"])
 def row_statistics_kernel(
-    out, d_out, lse, d_lse, statistics, q_offsets, tile_sequence, tile_block,
+    out, d_out, lse, d_lse, statistics, q_offsets, k_offsets, tile_sequence, tile_block,
     batch, total_q, out_rows, statistics_rows, d_row, d_head, d_lse_row, d_lse_head,
     heads, DV: tl.constexpr, BLOCK_DV: tl.constexpr, SHARED_Q: tl.constexpr,
-    HAS_D_LSE: tl.constexpr,
+    HAS_D_LSE: tl.constexpr, OWN_KEYS: tl.constexpr,
 ):  # fmt: skip
     """What the backward needs of each row, `[2, heads, statistics_rows]` in padded layout.
 
     First lse in units of log 2, +inf for a row that sees nothing or is none; then
-    delta = rowsum(d_out * out) - d_lse, 0 for a row that is none.
+    delta = rowsum(d_out * out) - d_lse, 0 for a row that is none or has OWN_KEYS keys and less.
     """
     head = tl.program_id(0) % heads
     item = tl.program_id(0) // heads
@@ -72,12 +72,16 @@ def row_statistics_kernel(
         first = tl.load(tile_block + item) * STATISTICS_PAD
         rows = first + tl.arange(0, STATISTICS_PAD)
         inside = rows < q_len
+        read = q_len
+        if OWN_KEYS > 0:
+            _, keys = other_rows(k_offsets, sequence, batch, 0, False)
+            read = tl.where(keys > OWN_KEYS, q_len, 0)
         o = load_rows(
-            out + (q_first * heads + head) * DV, first, q_len, heads * DV,
+            out + (q_first * heads + head) * DV, first, read, heads * DV,
             STATISTICS_PAD, DV, BLOCK_DV,
         )  # fmt: skip
         g = load_rows(
-            d_out + q_first * d_row + head.to(tl.int64) * d_head, first, q_len, d_row,
+            d_out + q_first * d_row + head.to(tl.int64) * d_head, first, read, d_row,
             STATISTICS_PAD, DV, BLOCK_DV,
         )  # fmt: skip
         delta = tl.sum(to_float(o) * to_float(g), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ from jagbench.impl.kernels.attention_backward import (
 from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.relaunch import relaunch, traits
-from jagbench.impl.kernels.schedule import build_tile_list
+from jagbench.impl.kernels.schedule import TileList, build_tile_list
 from jagbench.impl.kernels.tuning import (
     Kernel,
     Schedule,
@@ -96,7 +97,9 @@ class BackwardCall:
     activation: id of an activation, `SOFTMAX`, or `PER_HEAD` with `activation_ids` (int32
         `[heads]`) and `activation_set` (bit set of the ids that occur).
     score_scale: factor of Q K^T before exp2 or the activation; grad_scale: of dQ and dK;
-    value_scale: of dV. statistics: from `row_statistics`, softmax only.
+    value_scale: of dV. statistics: from `row_statistics`, softmax only, made without the deltas of
+        sequences of up to `own_keys` keys (`keys_of_own_deltas`). query_tiles: the list it was made
+        with, if there is one.
     """
 
     geometry: Geometry
@@ -110,6 +113,8 @@ class BackwardCall:
     activation_set: int = 0
     bias: Bias = Bias()
     statistics: Tensor | None = None
+    own_keys: int = 0
+    query_tiles: TileList | None = None
     needs: Needs = Needs()
 
 
@@ -126,7 +131,12 @@ def multiprocessors(tensor: Tensor) -> int:
     """Programs of a persistent launch: one a multiprocessor; a few in the interpreter."""
     if not tensor.is_cuda:
         return 4
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return _multiprocessors(tensor.device)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def flops_of_offsets(
@@ -146,6 +156,11 @@ def flops_of_offsets(
     return attention_flops(int(pairs.sum()), q.shape[1], q.shape[2], v.shape[2])
 
 
+def query_tiles(q_offsets: Tensor | None, k_offsets: Tensor, geometry: Geometry) -> TileList:
+    """Tiles of 128 query rows, for the passes over rows that a backward begins and ends with."""
+    return build_tile_list(q_offsets, k_offsets, geometry.total_q, _PAD)
+
+
 def row_statistics(
     out: Tensor,
     d_out: Tensor,
@@ -154,30 +169,54 @@ def row_statistics(
     q_offsets: Tensor | None,
     k_offsets: Tensor,
     geometry: Geometry,
+    items: TileList,
+    own_keys: int = 0,
 ) -> Tensor:
     """lse and delta of every row for the softmax backward, float32 `[2, heads, statistics_rows]`.
 
     out, d_out: `[out_rows, heads, v_dim]`; lse: `[heads, out_rows]` in units of log 2; d_lse, its
-    gradient: `[out_rows, heads]`.
+    gradient: `[out_rows, heads]`. items: `query_tiles`. own_keys: `keys_of_own_deltas`.
     """
     g = geometry
     rows = (g.out_rows // _PAD + 2 * (g.batch + 1) + 1) * _PAD
     statistics = torch.empty(2, g.heads, rows, dtype=torch.float32, device=out.device)
-    items = build_tile_list(q_offsets, k_offsets, g.total_q, _PAD)
     grid = items.upper * g.heads
     if grid:
         d_strides = d_out.stride(0), d_out.stride(1)
         lse_strides = (0, 0) if d_lse is None else d_lse.stride()
         # In the order of the kernel's parameters.
-        constants = g.v_dim, padded(g.v_dim), g.shared_q, d_lse is not None
+        constants = g.v_dim, padded(g.v_dim), g.shared_q, d_lse is not None, own_keys
         relaunch(
             row_statistics_kernel, grid, out.device,
-            (traits(out, d_out, lse, d_lse, q_offsets), d_strides, lse_strides, constants),
-            out, d_out, lse, d_lse, statistics, q_offsets, items.sequence, items.block,
+            (
+                traits(out, d_out, lse, d_lse, q_offsets, k_offsets), d_strides, lse_strides,
+                constants,
+            ),
+            out, d_out, lse, d_lse, statistics, q_offsets, k_offsets, items.sequence, items.block,
             g.batch, g.total_q, g.out_rows, rows, *d_strides, *lse_strides, g.heads,
             *constants, num_warps=4,
         )  # fmt: skip
     return statistics
+
+
+def keys_of_own_deltas(operator: str, q: Tensor, k: Tensor, v: Tensor, call: BackwardCall) -> int:
+    """Most keys of a sequence whose deltas the backward kernel forms by itself; 0: of none.
+
+    delta = sum of A dA over the keys of a row: one item must hold them all.
+    """
+    if not _on_hopper(operator, q, k, v, call):
+        return 0
+    from jagbench.impl.kernels.hopper import backward_launch
+
+    short = backward_launch.keys_are_short(call.geometry)
+    return backward_launch.SHORT_KEYS if short else 0
+
+
+def _on_hopper(operator: str, q: Tensor, k: Tensor, v: Tensor, call: BackwardCall) -> bool:
+    return takes_hopper(
+        operator, call.schedule.backward_tier, q, k, v, call.geometry, call.mask, call.bias.kind,
+        (call.activation,), deterministic=order_is_demanded(),
+    )  # fmt: skip
 
 
 def check_repeatable(operator: str, schedule: Schedule, *inputs: Tensor | None) -> None:
@@ -218,10 +257,7 @@ def attention_gradients(
     custom op returns tensors only, and its shapes must not hang on how it is computed.
     """
     needs = call.needs
-    if takes_hopper(
-        operator, call.schedule.backward_tier, q, k, v, call.geometry, call.mask, call.bias.kind,
-        (call.activation,), deterministic=order_is_demanded(),
-    ):  # fmt: skip
+    if _on_hopper(operator, q, k, v, call):
         # Imported here: Gluon is asked for by a launch alone.
         from jagbench.impl.kernels.hopper import backward_launch
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 from torch import Tensor
 
 from jagbench.impl.kernels.arguments import Geometry, geometry_of, kernel_layout
@@ -158,7 +157,7 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, call: BlockC
     items = build_tile_list(offsets, None, g.total_q, call.block_size)
     tiles = block_tiles(False, q, g.qk_dim, g.v_dim, call)
     run = _run_length(items, g.kv_heads, q)
-    grid = triton.cdiv(items.upper, run) * g.kv_heads
+    grid = -(-items.upper // run) * g.kv_heads
     if not grid:
         return out
     table = None if call.table is None else table_layout(call.table)
@@ -184,7 +183,7 @@ def block_gradients(
     items = build_tile_list(offsets, None, g.total_q, call.block_size)
     tiles = block_tiles(True, q, g.qk_dim, g.v_dim, call)
     run = _run_length(items, g.kv_heads, q)
-    grid = triton.cdiv(items.upper, run) * g.kv_heads
+    grid = -(-items.upper // run) * g.kv_heads
     if not grid:
         return dq, dk, dv
     table = None if call.table is None else table_layout(call.table)

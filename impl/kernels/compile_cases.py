@@ -286,7 +286,7 @@ def _hopper_backward_short(
     return _backward_case(
         f"hopper_backward_short-{tag}-{dtype}-d{dim}", "backward_short:backward_short_kernel",
         (rows, rows, rows, "tensordesc<fp32[1, 1, 64, 64]>", rows), {},
-        {"D": dim, "ACTIVATION": activation, **extra},
+        {"D": dim, "ACTIVATION": activation, "OWN_DELTA": activation == SOFTMAX.value, **extra},
     )  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def _forward_on_hopper(
         scale=scales[0], out_scale=scales[1], activation=activation, max_k_len=max_k_len,
     )  # fmt: skip
     note_tier("hopper_forward")
-    return out.view(geometry.out_shape)
+    return out
 
 
 def _portable_forward(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ from jagbench.impl.kernels.attention_launch import (
     attention_gradients,
     check_repeatable,
     flops_of_offsets,
+    keys_of_own_deltas,
+    query_tiles,
     require_device,
     row_statistics,
 )
@@ -236,7 +239,7 @@ def _forward_on_hopper(
     )  # fmt: skip
     assert lse is not None
     note_tier("hopper_forward")
-    return out.view(geometry.out_shape), lse
+    return out, lse
 
 
 def _forward_fake(
@@ -279,11 +282,14 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients that `needs` asks for (query, key and value, bias); others are empty tensors."""
     geometry = geometry_of(q, k, v, q_offsets, k_offsets)
-    rows = (geometry.out_rows, geometry.heads, geometry.v_dim)
-    d_out, out = kernel_layout(d_out.reshape(rows)), out.view(rows)
+    if geometry.shared_q:
+        rows = (geometry.out_rows, geometry.heads, geometry.v_dim)
+        d_out, out = d_out.reshape(rows), out.view(rows)
+    d_out = kernel_layout(d_out)
     # d_lse `[heads, out_rows]`, read through its strides as rows and heads.
     d_lse = None if d_lse is None else d_lse.t()
     with torch.cuda.device_of(q):
+        tiles = query_tiles(q_offsets, k_offsets, geometry)
         call = BackwardCall(
             geometry=geometry,
             mask=Mask(left, right, align_end),
@@ -292,9 +298,15 @@ def _backward(
             score_scale=scale * LOG2E,
             grad_scale=scale,
             bias=_kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry),
-            statistics=row_statistics(out, d_out, lse, d_lse, q_offsets, k_offsets, geometry),
+            query_tiles=tiles,
             needs=Needs(*needs),
         )
+        # A gradient of lse belongs in the deltas too.
+        own_keys = 0 if d_lse is not None else keys_of_own_deltas(NAME, q, k, v, call)
+        statistics = row_statistics(
+            out, d_out, lse, d_lse, q_offsets, k_offsets, geometry, tiles, own_keys
+        )
+        call = replace(call, statistics=statistics, own_keys=own_keys)
         found = attention_gradients(NAME, q, k, v, d_out, q_offsets, k_offsets, call)
     dq, dk, dv, d_bias = found
     return dq, dk, dv, d_bias

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Compiled forms by (kernel, device, key).
-_compiled: dict[tuple[Any, torch.device, Hashable], Any] = {}
+# (kernel, compiled form) by (id of the kernel, device, key). Triton hashes a kernel by its source,
+# behind a lock; the kernel is kept, so that its id stays its own.
+_compiled: dict[tuple[int, torch.device, Hashable], tuple[Any, Any]] = {}
 
 
 def relaunch(
@@ -34,16 +35,17 @@ def relaunch(
         of them are None (`traits`), compile-time values, options. Integers must be declared
         `do_not_specialize` and stay within int32, or be part of the key.
     """
-    compiled = _compiled.get((kernel, device, key))
-    if compiled is not None:
-        compiled[programs, 1, 1](*arguments)
+    found = _compiled.get((id(kernel), device, key))
+    if found is not None:
+        found[1][programs, 1, 1](*arguments)
         return
     compiled = kernel[(programs,)](*arguments, **options)
     # The interpreter compiles nothing, and has nothing to give.
     if compiled is not None:
-        _compiled[kernel, device, key] = compiled
+        _compiled[id(kernel), device, key] = kernel, compiled
 
 
 def traits(*tensors: Tensor | None) -> tuple[tuple[torch.dtype, bool] | None, ...]:
     """What a compiled form hangs on of its pointers."""
-    return tuple(None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors)
+    # A list first: a generator takes longer, and every launch asks.
+    return tuple([None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors])

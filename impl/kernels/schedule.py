@@ -284,7 +284,7 @@ def _build_by_comparing(
         return tiles
     with torch.cuda.device_of(offsets):
         relaunch(
-            _tile_list_kernel, triton.cdiv(entries, _GROUP), memory.device,
+            _tile_list_kernel, -(-entries // _GROUP), memory.device,
             (*traits(row_offsets, other_offsets), block_rows, total_rows > MAX_SPAN),
             row_offsets, other_offsets, tiles.sequence, tiles.block, tiles.count,
             batch, total_rows, upper, span, block_rows, _GROUP, _SCAN, _WIDTH, num_warps=8,

@@ -204,7 +204,7 @@ _TABLE: dict[tuple[Kernel, int], TileConfig] = {
 
 
 #: Tiles of the kernels launched since `take_used`; tiles pinned in place of the table's.
-_used: dict[str, str] = {}
+_used: dict[str, object] = {}
 _pinned: dict[tuple[Kernel, int], TileConfig] = {}
 
 
@@ -213,13 +213,16 @@ def take_used() -> dict[str, str]:
 
     Kernels of the Hopper tier are called "hopper_...", all others are portable.
     """
-    found = dict(sorted(_used.items()))
+    found = {kernel: str(tiles) for kernel, tiles in sorted(_used.items())}
     _used.clear()
     return found
 
 
-def note_used(kernel: str, tiles: str) -> None:
-    """Remember a launch for `take_used`: a launch of the Hopper tier, which chooses by itself."""
+def note_used(kernel: str, tiles: object) -> None:
+    """Remember a launch for `take_used`: a launch of the Hopper tier, which chooses by itself.
+
+    tiles: what `str` makes words of, when asked.
+    """
     _used[kernel] = tiles
 
 
@@ -273,7 +276,7 @@ def tile_config(
     if tiles is None:
         limit = shared_memory(like.device.index or 0)
         tiles = table_config(kernel, like.dtype, qk_dim, v_dim, limit)
-    _used[kernel] = str(tiles)
+    _used[kernel] = tiles
     return tiles
 
 

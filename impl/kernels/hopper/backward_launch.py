@@ -12,12 +12,18 @@ from torch import Tensor
 
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
-from jagbench.impl.kernels.attention_launch import BackwardCall, Mask, multiprocessors
+from jagbench.impl.kernels.attention_backward import STATISTICS_PAD
+from jagbench.impl.kernels.attention_launch import (
+    BackwardCall,
+    Mask,
+    multiprocessors,
+    query_tiles,
+)
 from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
 from jagbench.impl.kernels.hopper.work import WorkList, build_work_list, folds
 from jagbench.impl.kernels.interpreter import round_to
 from jagbench.impl.kernels.relaunch import relaunch, traits
-from jagbench.impl.kernels.schedule import TileList, build_tile_list
+from jagbench.impl.kernels.schedule import TileList
 from jagbench.impl.kernels.tiles import other_rows, sequence_rows
 from jagbench.impl.kernels.tuning import note_used
 
@@ -38,8 +44,8 @@ SHARE_BASES = (
     (0, 1), (0, 8), (0, 2), (0, 4), (0, 16), (1, 16), (2, 0), (4, 0), (8, 0), (16, 0), (32, 0),
     (0, 32),
 )  # fmt: skip
-# Rows of dQ a program of `pass_over_queries` takes, and elements at a time.
-_ROWS, _BLOCK = 128, 2048
+# Rows of dQ a program of `pass_over_queries` takes, as `query_tiles` has, and elements at a time.
+_ROWS, _BLOCK = STATISTICS_PAD.value, 2048
 
 
 def launch_backward(
@@ -75,7 +81,7 @@ def launch_backward(
         return _sum_of_shares(shares.view(g.batch, *q.shape), call).to(q.dtype), dk, dv
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shares = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    tiles = build_tile_list(q_offsets, k_offsets, g.total_q, _ROWS)
+    tiles = call.query_tiles or query_tiles(q_offsets, k_offsets, g)
     pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=False, keys=keys)
     launch(q, k, v, d_out, dk, dv, shares, dq, items, call)
     pass_over_queries(shares, dq, q_offsets, k_offsets, tiles, call, finish=True, keys=keys)
@@ -182,7 +188,7 @@ def _launch_short(
     note_used("hopper_backward", f"64x{SHORT_KEYS} two workers" + " folded" * folded)
     constants = (
         dim, call.activation, *call.mask.constants.values(), g.group > 1,
-        folded, folded and pairs_apart(call.mask),
+        folded, folded and pairs_apart(call.mask), call.own_keys == SHORT_KEYS,
     )  # fmt: skip
     relaunch(
         _short_kernel(), programs, q.device,

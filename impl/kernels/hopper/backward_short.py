@@ -6,8 +6,11 @@ items, its own producer warp and buffers, and finishes a step on its own:
 
     S^T = K Q^T    dA^T = V dO^T    dV += A^T dO    dS -> shared memory    dQ = dS K    dK += dS^T Q
 
-dQ of a sequence with one item is stored as it is, through the memory that held dS. Sequences with
-more keys than expected are as right, but slow: two adds to a float32 buffer a step.
+With OWN_DELTA the deltas of rows whose keys are all in one item, sums of A dA over them, are formed
+here: no pass before this one reads O and dO for them. dQ of a sequence with one item is stored as
+it is, through the memory that held dS. Sequences with more keys than expected are as right, but
+slow: two adds to a float32 buffer a step.
+
 See `backward_parts` for jagged views and masking.
 """
 
@@ -52,7 +55,7 @@ def producer(
     W: gl.constexpr, descs, memory, bars, inputs, scales,
     D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     ALIGN_END: gl.constexpr, GROUPED: gl.constexpr, FOLDED: gl.constexpr,
-    HEADS_APART: gl.constexpr,
+    HEADS_APART: gl.constexpr, OWN_DELTA: gl.constexpr,
 ):  # fmt: skip
     """Every load of warpgroup W. The first queries of an item come before its keys are free."""
     q_desc, d_out_desc, k_desc, v_desc, _dk, _dv, _shares, _dq = descs
@@ -124,11 +127,27 @@ def _add_columns(shares_desc, room, dq, end, row, column):
 
 
 @gluon.jit
+def column_sums(x, room):
+    """Sums `[64]` over the 64 keys of x, through the head of the room."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(0, x.type.layout)
+    TABLE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    # A warp holds 16 keys: it needs no other's to add them up.
+    table = room._reinterpret(gl.float32, [4, ROWS], TABLE)
+    table.store(gl.sum(x.reshape([4, 16, ROWS]), axis=1))
+    warps = room._reinterpret(gl.float32, [4, ROWS], LINE)
+    total = warps.index(0).load(LAYOUT)
+    for i in gl.static_range(1, 4):
+        total += warps.index(i).load(LAYOUT)
+    return total
+
+
+@gluon.jit
 def consumer(
     W: gl.constexpr, descs, memory, bars, inputs, scales,
     D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     ALIGN_END: gl.constexpr, GROUPED: gl.constexpr, FOLDED: gl.constexpr,
-    HEADS_APART: gl.constexpr,
+    HEADS_APART: gl.constexpr, OWN_DELTA: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup W: its items, one after the other."""
     q_desc, _d_out, _k, _v, dk_desc, dv_desc, shares_desc, dq_desc = descs
@@ -186,9 +205,18 @@ def consumer(
             a = gl.convert_layout(weights, OPERAND)
             dv_flying = warpgroup_mma(a, d_tile, dv, is_async=True)
             da = warpgroup_mma_wait(1, deps=(da_flying,))
-            ds = d_scores_of(da, slope, row_s, 2 * slot + 1, DTYPE, ACTIVATION)
+            if OWN_DELTA:
+                tma.store_wait(0)  # dQ of the step before has left the room
+                if k_length <= ROWS:
+                    delta = column_sums(slope * da, room)
+                else:
+                    delta = row_s.index(2 * slot + 1).load(gl.SliceLayout(0, SCORES))
+                ds = (slope * (da - delta[None, :])).to(DTYPE)
+            else:
+                ds = d_scores_of(da, slope, row_s, 2 * slot + 1, DTYPE, ACTIVATION)
             dv, a = warpgroup_mma_wait(0, deps=(dv_flying, a))
-            tma.store_wait(0)  # dQ of the step before has left the room
+            if not OWN_DELTA:
+                tma.store_wait(0)
             ds_s.store(ds)
             b = gl.convert_layout(ds, OPERAND)
             fence_async_shared()
@@ -221,7 +249,7 @@ def backward_short_kernel(
     count, kv_heads, group, statistics_rows, left, right, score_scale, grad_scale, value_scale,
     D: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     ALIGN_END: gl.constexpr, GROUPED: gl.constexpr, FOLDED: gl.constexpr,
-    HEADS_APART: gl.constexpr,
+    HEADS_APART: gl.constexpr, OWN_DELTA: gl.constexpr,
 ):  # fmt: skip
     """As `backward.backward_kernel`, with a work list of 64 keys an item and no shared query."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -249,19 +277,19 @@ def backward_short_kernel(
         [
             (consumer, (
                 0, descs, memory, bars, inputs, scales, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART, OWN_DELTA,
             )),
             (consumer, (
                 1, descs, memory, bars, inputs, scales, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART, OWN_DELTA,
             )),
             (producer, (
                 0, descs, memory, bars, inputs, scales, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART, OWN_DELTA,
             )),
             (producer, (
                 1, descs, memory, bars, inputs, scales, D, ACTIVATION,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, GROUPED, FOLDED, HEADS_APART, OWN_DELTA,
             )),
         ],
         [4, 1, 1],

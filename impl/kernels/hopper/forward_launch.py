@@ -136,7 +136,7 @@ def launch_forward(
     geometry: Geometry, mask: Mask, *, scale: float, out_scale: float = 1.0,
     activation: int = SOFTMAX.value, max_k_len: int = -1, tiles: ForwardTiles | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Output and, for softmax, lse `[heads, out_rows]` in units of log 2.
+    """Output `geometry.out_shape` and, for softmax, lse `[heads, out_rows]` in units of log 2.
 
     Takes what `support.unsupported` lets pass, offsets checked, q, k and v laid out for TMA
     (`support.tma_layout`). scale: factor of Q K^T before exp2 (softmax) or the activation;
@@ -144,8 +144,7 @@ def launch_forward(
     """
     g = geometry
     softmax = activation == SOFTMAX.value
-    rows = (g.batch, g.total_q) if g.shared_q else (g.total_q,)
-    out = torch.empty(*rows, g.heads, g.v_dim, dtype=q.dtype, device=q.device)
+    out = torch.empty(g.out_shape, dtype=q.dtype, device=q.device)
     lse = None
     if softmax:
         lse = torch.empty(g.heads, g.out_rows, dtype=torch.float32, device=q.device)
@@ -157,7 +156,7 @@ def launch_forward(
     programs = min(multiprocessors(q), work.upper * g.heads)
     if tiles is None:
         tiles = chosen(g, mask, max_k_len, work.upper * g.heads, programs)
-    note_used("hopper_forward", str(tiles))
+    note_used("hopper_forward", tiles)
     _launch(q, k, v, out, lse, g, mask, work, tiles, programs, activation, scale, out_scale)
     return out, lse
 
@@ -168,19 +167,21 @@ def _launch(
     out_scale: float,
 ) -> None:  # fmt: skip
     scale_first = lse is not None and not scale > 0.0
+    bounds = mask.constants.values()
+    rows = out.view(g.out_rows, g.heads, g.v_dim) if g.shared_q else out
     relaunch(
         # What the form hangs on beyond this is the same in every call: pointers are allocations.
         _kernel(), programs, q.device,
-        (q.dtype, g.qk_dim, tiles, activation, *mask.constants.values(), scale_first),
+        (q.dtype, g.qk_dim, tiles, activation, *bounds, scale_first),
         jagged_descriptor(q, GROUP_ROWS, g.qk_dim, out),
         jagged_descriptor(k, tiles.block_k, g.qk_dim, out),
         jagged_descriptor(v, tiles.block_k, g.v_dim, out),
-        jagged_descriptor(out.view(g.out_rows, g.heads, g.v_dim), GROUP_ROWS, g.v_dim, out),
+        jagged_descriptor(rows, GROUP_ROWS, g.v_dim, out),
         # Without softmax there is no lse: any pointer stands in.
         work.items if lse is None else lse, work.items, work.count,
         g.heads, g.group, g.batch, g.out_rows, mask.left, mask.right,
         float(scale), float(out_scale),
-        GROUPS, tiles.key_stages, tiles.query_stages, activation, *mask.constants.values(),
+        GROUPS, tiles.key_stages, tiles.query_stages, activation, *bounds,
         scale_first, tiles.heads_apart, tiles.ping_pong, tiles.resident, tiles.folded,
         num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip

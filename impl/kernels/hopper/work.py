@@ -8,7 +8,7 @@ holds all it needs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import triton
@@ -43,7 +43,7 @@ _FEWEST_FOLDED = 8
 class WorkList:
     """Tiles of a persistent launch, on the device; how many there are is known there only.
 
-    items: int32 `[upper + 1, 8]`, rows 16-byte aligned:
+    items: int32 `[upper + 1 or more, 8]`, rows 16-byte aligned:
 
         0  first row of the sequence on the own side; 0 for a query all sequences share
         1  rows of the sequence on the own side
@@ -57,6 +57,7 @@ class WorkList:
     count: int32 `[1]`, the number of tiles. Item `count` is all zero: an empty one, for programs
         that are dealt an index past the end (they read item `min(index, count)`). What lies behind
         it is uninitialised memory.
+    upper: most tiles there can be, a bound for the number of programs.
 
     Items of a sequence with rows on the own side only are in the list, with field 4 zero: somebody
     must write their outputs. Sequences without rows on the own side have none.
@@ -64,11 +65,7 @@ class WorkList:
 
     items: Tensor
     count: Tensor
-
-    @property
-    def upper(self) -> int:
-        """Most tiles there can be: a bound for the number of programs."""
-        return self.items.shape[0] - 1
+    upper: int
 
 
 def folds(mask: Mask, entries: int, workers: int) -> bool:
@@ -123,8 +120,7 @@ def build_work_list(
     return (_by_comparing if on_device and batch <= MAX_COMPARED else _by_sorting)(call, offsets)
 
 
-@dataclass(frozen=True)
-class _Build:
+class _Build(NamedTuple):
     """Arguments of a build; other_rows counts only where other_offsets is None."""
 
     row_offsets: Tensor | None
@@ -139,20 +135,20 @@ class _Build:
 
 def _by_comparing(call: _Build, offsets: Tensor) -> WorkList:
     """The list by one kernel launch, for which each sequence is compared with all others."""
-    # One allocation; the count stays 16-byte aligned, or Triton would specialise its users anew.
-    size = (call.upper + 1) * FIELDS
-    memory = torch.empty(size + 4, dtype=torch.int32, device=offsets.device)
-    items, count = memory[:size].view(-1, FIELDS), memory[size : size + 1]
-    programs = triton.cdiv(call.batch + (call.row_offsets is not None), _GROUP)
+    # One allocation, the count in a last row: 16-byte aligned, or Triton would specialise its users
+    # anew.
+    items = torch.empty(call.upper + 2, FIELDS, dtype=torch.int32, device=offsets.device)
+    count = items.as_strided((1,), (1,), (call.upper + 1) * FIELDS)
+    programs = -(-(call.batch + (call.row_offsets is not None)) // _GROUP)
     with torch.cuda.device_of(offsets):
         relaunch(
-            _work_list_kernel, max(1, programs), memory.device,
+            _work_list_kernel, max(1, programs), items.device,
             (*traits(call.row_offsets, call.other_offsets), call.block_rows, call.own_statistics),
             call.row_offsets, call.other_offsets, items, count,
             call.batch, call.total_rows, call.other_rows, call.upper,
             call.block_rows, call.own_statistics, _GROUP, _SCAN, _WIDTH, num_warps=8,
         )  # fmt: skip
-    return WorkList(items, count)
+    return WorkList(items, count, call.upper)
 
 
 @triton.jit
@@ -292,4 +288,4 @@ def _by_sorting(call: _Build, offsets: Tensor) -> WorkList:
     )  # fmt: skip
     items = torch.stack(fields, 1) * (tiles.sequence >= 0)[:, None]
     empty = items.new_zeros(1, FIELDS)
-    return WorkList(torch.cat([items, empty]).to(torch.int32), tiles.count)
+    return WorkList(torch.cat([items, empty]).to(torch.int32), tiles.count, call.upper)
