@@ -205,6 +205,21 @@ def test_blocks_that_do_not_fit_shared_memory_are_refused_with_the_numbers():
     assert fitting_tiles("block_gradient", tiles, 2, 128, 128, 64, 101376).block_q == 32
 
 
+@pytest.mark.parametrize(
+    ("kernel", "limit", "stages"),
+    [
+        ("block", 232448, 2),
+        ("block_rotary_gradient", 232448, 2),
+        ("block_rotary_gradient", 101376, 1),
+        ("block", 101376, 1),
+    ],
+)
+def test_a_kernel_fetches_ahead_where_shared_memory_holds_both_blocks(kernel, limit, stages):
+    rotary_dim = 128 if "rotary" in kernel else 0
+    tiles = fitting_tiles(kernel, TileConfig(64, 64, 8, 2), 2, 128, 128, 64, limit, rotary_dim)
+    assert tiles.num_stages == stages
+
+
 def test_float32_products_stay_off_the_matrix_units_of_sm_100():
     """With other numbers of warps triton 3.7 makes one of them tf32."""
     with compiler(DEFAULT_CASES) as kernels:

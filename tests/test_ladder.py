@@ -7,6 +7,7 @@ import pytest
 from test_html_report import renamed, table, written
 
 from jagbench import workloads
+from jagbench.cli.measuring import line
 from jagbench.html.ladder import ladder_text, steps
 from jagbench.html.rows import gather
 from jagbench.published import Claim
@@ -149,3 +150,11 @@ def test_the_catalogue_has_every_rung_on_the_same_sequences():
 def test_block_attention_and_rotary_are_judged_by_bytes():
     assert {n for n, o in OPERATORS.items() if o.bandwidth_bound} >= BOUND
     assert not OPERATORS["jagged_attention"].bandwidth_bound
+
+
+def test_a_line_of_the_terminal_has_the_unit_of_its_operator():
+    names = [rung for _, rung, *_ in RUNGS]
+    found = dict(zip(names, map(line, ladder_records()), strict=True))
+    assert "2000 GB/s; 0.47 of the bandwidth floor" in found["block"]
+    assert "FLOP" not in found["block"]
+    assert "25 TFLOP/s" in found["full"]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from jagbench.impl.kernels.interpreter import dot, round_to
-from jagbench.impl.kernels.rotation import store_turned_back, turned_rows
+from jagbench.impl.kernels.rotation import angles_of, store_turned_back, turned_rows
 from jagbench.impl.kernels.tiles import load_rows, sequence_rows, store_rows
 
 #: Arguments for whose values no kernel is compiled anew.
@@ -68,19 +68,28 @@ def block_forward_kernel(
         angles = table
         if BY_TOKEN:
             angles = table + begin * table_row
+        sin, cos = angles_of(angles, first, seen, table_row, BLOCK_K, BLOCK_D, ROTARY_DIM)
+        v_sin, v_cos = sin, cos
+        if BLOCK_DV != BLOCK_D:
+            v_sin, v_cos = angles_of(
+                angles, first, seen, table_row, BLOCK_K, BLOCK_DV, VALUE_ROTARY_DIM
+            )
         k_tile = turned_rows(
-            k + begin * k_row + kv_head * k_head, first, seen, k_row, angles, table_row,
+            k + begin * k_row + kv_head * k_head, first, seen, k_row, sin, cos,
             BLOCK_K, D, BLOCK_D, ROTARY_DIM,
         )  # fmt: skip
         v_tile = turned_rows(
-            v + begin * v_row + kv_head * v_head, first, seen, v_row, angles, table_row,
+            v + begin * v_row + kv_head * v_head, first, seen, v_row, v_sin, v_cos,
             BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
         )  # fmt: skip
         for step in range(GROUP * SUB_TILES):
             head = kv_head * GROUP + step // SUB_TILES
             row = first + step % SUB_TILES * BLOCK_Q
+            q_sin, q_cos = sin, cos
+            if SUB_TILES > 1:
+                q_sin, q_cos = angles_of(angles, row, seen, table_row, BLOCK_Q, BLOCK_D, ROTARY_DIM)
             q_tile = turned_rows(
-                q + begin * q_row + head * q_head, row, seen, q_row, angles, table_row,
+                q + begin * q_row + head * q_head, row, seen, q_row, q_sin, q_cos,
                 BLOCK_Q, D, BLOCK_D, ROTARY_DIM,
             )  # fmt: skip
             weights, sums = _weights(q_tile, k_tile, seen - first, scale_log2, BLOCK_K)
@@ -118,12 +127,24 @@ def block_gradient_kernel(
         angles = table
         if BY_TOKEN:
             angles = table + begin * table_row
+        sin, cos = angles_of(angles, first, seen, table_row, BLOCK_K, BLOCK_D, ROTARY_DIM)
+        v_sin, v_cos = sin, cos
+        if BLOCK_DV != BLOCK_D:
+            v_sin, v_cos = angles_of(
+                angles, first, seen, table_row, BLOCK_K, BLOCK_DV, VALUE_ROTARY_DIM
+            )
+        sin, cos = angles_of(angles, first, seen, table_row, BLOCK_K, BLOCK_D, ROTARY_DIM)
+        v_sin, v_cos = sin, cos
+        if BLOCK_DV != BLOCK_D:
+            v_sin, v_cos = angles_of(
+                angles, first, seen, table_row, BLOCK_K, BLOCK_DV, VALUE_ROTARY_DIM
+            )
         k_tile = turned_rows(
-            k + begin * k_row + kv_head * k_head, first, seen, k_row, angles, table_row,
+            k + begin * k_row + kv_head * k_head, first, seen, k_row, sin, cos,
             BLOCK_K, D, BLOCK_D, ROTARY_DIM,
         )  # fmt: skip
         v_tile = turned_rows(
-            v + begin * v_row + kv_head * v_head, first, seen, v_row, angles, table_row,
+            v + begin * v_row + kv_head * v_head, first, seen, v_row, v_sin, v_cos,
             BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
         )  # fmt: skip
         dk_tile = tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32)
@@ -131,8 +152,11 @@ def block_gradient_kernel(
         for step in range(GROUP * SUB_TILES):
             head = kv_head * GROUP + step // SUB_TILES
             row = first + step % SUB_TILES * BLOCK_Q
+            q_sin, q_cos = sin, cos
+            if SUB_TILES > 1:
+                q_sin, q_cos = angles_of(angles, row, seen, table_row, BLOCK_Q, BLOCK_D, ROTARY_DIM)
             q_tile = turned_rows(
-                q + begin * q_row + head * q_head, row, seen, q_row, angles, table_row,
+                q + begin * q_row + head * q_head, row, seen, q_row, q_sin, q_cos,
                 BLOCK_Q, D, BLOCK_D, ROTARY_DIM,
             )  # fmt: skip
             d_tile = load_rows(
@@ -145,27 +169,27 @@ def block_gradient_kernel(
             if KEY_VALUE and ALONE:
                 # Stored before the others are made, or registers spill.
                 store_turned_back(
-                    dv + begin * dv_row + kv_head * DV, first, seen, end, dv_row, dv_tile,
-                    angles, table_row, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
+                    dv + begin * dv_row + kv_head * DV, first, end, dv_row, dv_tile,
+                    v_sin, v_cos, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
                 )  # fmt: skip
             d_weights = dot(d_tile, tl.trans(v_tile))
             delta = tl.sum(weights * d_weights, 1)
             d_scores = round_to(weights * (d_weights - delta[:, None]), DTYPE)
             if QUERY:
                 store_turned_back(
-                    dq + begin * dq_row + head * D, row, seen, end, dq_row,
-                    dot(d_scores, k_tile) * scale, angles, table_row,
+                    dq + begin * dq_row + head * D, row, end, dq_row,
+                    dot(d_scores, k_tile) * scale, q_sin, q_cos,
                     BLOCK_Q, D, BLOCK_D, ROTARY_DIM,
                 )  # fmt: skip
             if KEY_VALUE:
                 dk_tile = dot(tl.trans(d_scores), q_tile, dk_tile)
         if KEY_VALUE:
             store_turned_back(
-                dk + begin * dk_row + kv_head * D, first, seen, end, dk_row, dk_tile * scale,
-                angles, table_row, BLOCK_K, D, BLOCK_D, ROTARY_DIM,
+                dk + begin * dk_row + kv_head * D, first, end, dk_row, dk_tile * scale,
+                sin, cos, BLOCK_K, D, BLOCK_D, ROTARY_DIM,
             )  # fmt: skip
         if KEY_VALUE and not ALONE:
             store_turned_back(
-                dv + begin * dv_row + kv_head * DV, first, seen, end, dv_row, dv_tile,
-                angles, table_row, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
+                dv + begin * dv_row + kv_head * DV, first, end, dv_row, dv_tile,
+                v_sin, v_cos, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
             )  # fmt: skip

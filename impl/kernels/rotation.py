@@ -49,24 +49,44 @@ def turn(x, sin, cos, ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTARY_DIM: tl.co
 
 
 @triton.jit
+def angles_of(
+    table,
+    first,
+    count,
+    row_stride,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+):
+    """As `load_angles`; where nothing is turned (ROTARY_DIM 0), two numbers that nobody reads."""
+    if ROTARY_DIM > 0:
+        sin, cos = load_angles(table, first, count, row_stride, ROWS, BLOCK, ROTARY_DIM)
+    else:
+        sin = 0.0
+        cos = 1.0
+    return sin, cos
+
+
+@triton.jit
 def turned_rows(
     base,
     first,
     count,
     row_stride,
-    table,
-    table_row,
+    sin,
+    cos,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
 ):
-    """As `load_rows`, turned in fp32 and rounded once to its dtype; ROTARY_DIM 0 turns nothing."""
+    """As `load_rows`, turned in fp32 and rounded once to its dtype; ROTARY_DIM 0 turns nothing.
+
+    sin, cos: of these rows (`angles_of`).
+    """
     x = load_rows(base, first, count, row_stride, ROWS, COLUMNS, BLOCK)
     if ROTARY_DIM > 0:
-        sin, cos = load_angles(table, first, count, table_row, ROWS, BLOCK, ROTARY_DIM)
-        turned = turn(to_float(x), sin, cos, ROWS, BLOCK, ROTARY_DIM)
-        x = round_to(turned, base.dtype.element_ty)
+        x = round_to(turn(to_float(x), sin, cos, ROWS, BLOCK, ROTARY_DIM), base.dtype.element_ty)
     return x
 
 
@@ -74,12 +94,11 @@ def turned_rows(
 def store_turned_back(
     base,
     first,
-    count,
     end,
     row_stride,
     x,
-    table,
-    table_row,
+    sin,
+    cos,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -87,13 +106,13 @@ def store_turned_back(
 ):
     """Turn an fp32 gradient by the negative angle, round it once and store it as `store_rows` does.
 
-    count: rows that have an angle; end: rows to store.
+    sin, cos: of these rows; end: rows to store.
     """
     if ROTARY_DIM > 0:
-        sin, cos = load_angles(table, first, count, table_row, ROWS, BLOCK, ROTARY_DIM)
         x = turn(x, -sin, cos, ROWS, BLOCK, ROTARY_DIM)
-    x = round_to(x, base.dtype.element_ty)
-    store_rows(base, first, end, row_stride, x, ROWS, COLUMNS, BLOCK)
+    store_rows(
+        base, first, end, row_stride, round_to(x, base.dtype.element_ty), ROWS, COLUMNS, BLOCK
+    )
 
 
 @triton.jit

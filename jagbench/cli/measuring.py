@@ -22,6 +22,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from jagbench import store
 from jagbench.plain import safe
+from jagbench.reference import OPERATORS
 from jagbench.result import Record, hardware_name
 from jagbench.run import WorkerFailure, finished_keys
 from jagbench.run import run as run_request
@@ -191,15 +192,27 @@ def title(record: Record) -> str:
     ).rstrip()
 
 
+def _rates(record: Record) -> list[str]:
+    """Rate and share of the ceiling; of what memory binds, GB/s and share of the copy's rate."""
+    operator, ceiling = OPERATORS.get(record.case.operator), record.measured_ceiling
+    if operator is not None and operator.bandwidth_bound:
+        speed, copied = record.bytes_per_second, ceiling.bytes_per_second if ceiling else None
+        share = f"{speed / copied:.2g} of the bandwidth floor" if speed and copied else ""
+        return [f"{speed / 1e9:.4g} GB/s", *([share] if share else [])] if speed else []
+    if not record.flop_per_second:
+        return []
+    found = record.share(ceiling)
+    share = "" if found is None else f"{found:.2g} of the measured ceiling"
+    return [f"{record.flop_per_second / 1e12:.3g} TFLOP/s", *([share] if share else [])]
+
+
 def line(record: Record) -> str:
     """One record for a person, on one harmless line."""
     if record.timing is None:
         return safe(f"{title(record)}: {record.outcome}: {record.reason}")
     parts = [f"{record.timing.seconds * 1e3:.4g} ms"]
-    if record.flop_per_second and record.case.preparation != "alone":
-        parts.append(f"{record.flop_per_second / 1e12:.3g} TFLOP/s")
-        share = record.share(record.measured_ceiling)
-        parts += [f"{share:.2g} of the measured ceiling"] if share is not None else []
+    if record.case.preparation != "alone":
+        parts += _rates(record)
     parts += [f"{record.outcome}: {record.reason}"] if record.reason else []
     parts += [*record.flags, *([record.timing.unmet] if record.timing.unmet else [])]
     return safe(f"{title(record)}: {'; '.join(parts)}")

@@ -100,7 +100,7 @@ class _Layout:
         if side is None:  # a dense query: one for the batch, or as many outputs
             return self._dense(name, x, width)
         mark = self._mark(name)
-        padded = Pad.apply(x, side, width, mark)  # type: ignore[no-untyped-call]
+        padded = Pad.apply(x, side.slots, side.batch * side.longest, width, mark)  # type: ignore[no-untyped-call]
         return padded.view(side.batch, side.longest, *padded.shape[1:]).transpose(1, 2)  # type: ignore[no-any-return]
 
     def _mark(self, name: str) -> tuple[float, float] | None:
@@ -123,7 +123,7 @@ class _Layout:
         dim = (self.call.v if argument in ("v", "out") else self.call.q).shape[2]
         side = self.q_side if argument in ("q", "out") else self.k_side
         x = x.transpose(1, 2).flatten(0, 1)[..., :dim]
-        return x if side is None else Unpad.apply(x, side)  # type: ignore[no-untyped-call]
+        return x if side is None else Unpad.apply(x, side.slots)  # type: ignore[no-untyped-call]
 
 
 def _plan(call: Call, backend: SDPBackend, masking: Masking) -> Plan:

@@ -30,41 +30,50 @@ class Side:
 
 
 class Pad(torch.autograd.Function):
-    """Packed `[total, heads, d]` to zero-padded `[batch * longest, heads, width]`."""
+    """Packed `[total, heads, d]` to zero-padded `[rows, heads, width]`, row i at slots[i]."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, side: Side, width: int, column: tuple[float, float] | None
+        ctx: Any,
+        x: Tensor,
+        slots: Tensor,
+        rows: int,
+        width: int,
+        column: tuple[float, float] | None,
     ) -> Tensor:
         """column: of width x.shape[2], what real and what padded rows hold in it."""
-        ctx.side, ctx.columns = side, x.shape[2]
-        padded = x.new_zeros(side.batch * side.longest, x.shape[1], width)
-        padded[..., : x.shape[2]].index_copy_(0, side.slots, x)
+        ctx.save_for_backward(slots)
+        ctx.columns = x.shape[2]
+        padded = x.new_zeros(rows, x.shape[1], width)
+        padded[..., : x.shape[2]].index_copy_(0, slots, x)
         if column is not None:
             real, padding = column
             padded[..., x.shape[2]] = padding
-            padded[..., x.shape[2]].index_fill_(0, side.slots, real)
+            padded[..., x.shape[2]].index_fill_(0, slots, real)
         return padded
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Rows of the packed gradient."""
-        gradient = gradients[0][..., : ctx.columns].index_select(0, ctx.side.slots)
-        return gradient, None, None, None
+        (slots,) = ctx.saved_tensors
+        gradient = gradients[0][..., : ctx.columns].index_select(0, slots)
+        return gradient, None, None, None, None
 
 
 class Unpad(torch.autograd.Function):
-    """The way back: `[batch * longest, heads, d]` to `[total, heads, d]`."""
+    """The way back: `[rows, heads, d]` to `[total, heads, d]`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, side: Side) -> Tensor:
+    def forward(ctx: Any, x: Tensor, slots: Tensor) -> Tensor:
         """Rows at the slots."""
-        ctx.side = side
-        return x.index_select(0, side.slots)
+        ctx.save_for_backward(slots)
+        ctx.rows = x.shape[0]
+        return x.index_select(0, slots)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The padded gradient."""
-        gradient, side = gradients[0], ctx.side
-        padded = gradient.new_zeros(side.batch * side.longest, *gradient.shape[1:])
-        return padded.index_copy_(0, side.slots, gradient), None
+        gradient = gradients[0]
+        (slots,) = ctx.saved_tensors
+        padded = gradient.new_zeros(ctx.rows, *gradient.shape[1:])
+        return padded.index_copy_(0, slots, gradient), None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from jagbench.inputs import Inputs
 from jagbench.peers.adapter import nothing, padded, upstream_of
 from jagbench.peers.arguments import refuse
 from jagbench.peers.compiling import limited
-from jagbench.peers.packed import BlockCall, Turn, check_blocks, check_rotary, turned
+from jagbench.peers.packed import BlockCall, check_blocks, check_rotary, turned
 from jagbench.peers.padding import Pad, Side, Unpad
 from jagbench.rotary import TokenTable
 
@@ -32,13 +31,8 @@ __version__ = torch.__version__
 
 PEER = "torch.compile"
 
-
-@dataclass(frozen=True)
-class Padding:
-    """Where packed rows lie in blocks; keys: which rows of a block are real, `[blocks, size]`."""
-
-    side: Side
-    keys: Tensor
+#: `Turn` as plain values: angles, rows, interleaved, sign.
+Angles = tuple[Tensor, Tensor | None, bool, float]
 
 
 def block_attention(
@@ -134,11 +128,13 @@ def _kernel(blocks: BlockCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         has = torch.cuda.get_device_properties(call.q.device).total_memory
         refuse(needed > has, f"{PEER}: padded blocks need {needed:,} bytes, the device has {has:,}")
     lengths = call.k_offsets.diff()
-    side = Side.of(call.k_lengths, call.k_offsets, size, at_end=False)
-    place = Padding(side, torch.arange(size, device=lengths.device) < lengths[:, None])
+    slots = Side.of(call.k_lengths, call.k_offsets, size, at_end=False).slots
+    keys = torch.arange(size, device=lengths.device) < lengths[:, None]
+    turn = blocks.turn
+    angles = None if turn is None else (turn.angles, turn.rows, turn.interleaved, turn.sign)
 
     def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return compiled()(q, k, v, place, blocks.turn, blocks.turn_values, call.scale)
+        return compiled()(q, k, v, slots, keys, angles, blocks.turn_values, call.scale)
 
     return kernel
 
@@ -150,25 +146,28 @@ def compiled() -> Callable[..., Tensor]:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, place: Padding, turn: Turn | None, turn_values: bool,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, angles: Angles | None,
+    turn_values: bool, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Block attention of packed rows `[total, heads, d]`, in plain torch."""
-    if turn is not None:
-        angles = (turn.angles, turn.rows, turn.interleaved, turn.sign)
+    """Block attention of packed rows `[total, heads, d]`, in plain torch.
+
+    slots: place of each row among those of all blocks, int64 `[total]`; keys: which rows of a block
+    are real, bool `[blocks, size]`; angles: arguments of `turned` behind x, None to turn nothing.
+    """
+    if angles is not None:
         q, k = turned(q, *angles), turned(k, *angles)
         v = turned(v, *angles) if turn_values else v
     group = q.shape[1] // k.shape[1]
-    q, k, v = (_blocks(x, place.side) for x in (q, k, v))
+    q, k, v = (_blocks(x, slots, keys) for x in (q, k, v))
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = (q @ k.transpose(2, 3)) * scale  # [blocks, heads, size, size]
-    scores = scores.masked_fill(~place.keys[:, None, None, :], float("-inf"))
+    scores = scores.masked_fill(~keys[:, None, None, :], float("-inf"))
     out = torch.softmax(scores, -1) @ v
-    rows: Tensor = Unpad.apply(out.transpose(1, 2).flatten(0, 1), place.side)  # type: ignore[no-untyped-call]
+    rows: Tensor = Unpad.apply(out.transpose(1, 2).flatten(0, 1), slots)  # type: ignore[no-untyped-call]
     return rows
 
 
-def _blocks(x: Tensor, side: Side) -> Tensor:
+def _blocks(x: Tensor, slots: Tensor, keys: Tensor) -> Tensor:
     """Packed rows as `[blocks, heads, size, d]`, tails filled up with zeros."""
-    filled = Pad.apply(x, side, x.shape[2], None)  # type: ignore[no-untyped-call]
-    return filled.view(side.batch, side.longest, *x.shape[1:]).transpose(1, 2)  # type: ignore[no-any-return]
+    filled = Pad.apply(x, slots, keys.numel(), x.shape[2], None)  # type: ignore[no-untyped-call]
+    return filled.view(*keys.shape, *x.shape[1:]).transpose(1, 2)  # type: ignore[no-any-return]
