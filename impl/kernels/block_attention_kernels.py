@@ -133,12 +133,6 @@ def block_gradient_kernel(
             v_sin, v_cos = angles_of(
                 angles, first, seen, table_row, BLOCK_K, BLOCK_DV, VALUE_ROTARY_DIM
             )
-        sin, cos = angles_of(angles, first, seen, table_row, BLOCK_K, BLOCK_D, ROTARY_DIM)
-        v_sin, v_cos = sin, cos
-        if BLOCK_DV != BLOCK_D:
-            v_sin, v_cos = angles_of(
-                angles, first, seen, table_row, BLOCK_K, BLOCK_DV, VALUE_ROTARY_DIM
-            )
         k_tile = turned_rows(
             k + begin * k_row + kv_head * k_head, first, seen, k_row, sin, cos,
             BLOCK_K, D, BLOCK_D, ROTARY_DIM,
