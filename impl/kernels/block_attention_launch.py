@@ -30,7 +30,7 @@ LARGEST_BLOCK = 128
 _LOG2_E = 1.4426950408889634
 # Programs a multiprocessor is given before they are given longer runs instead, and the longest run:
 # a program waits for its first block, and fetches every other while it computes the one before.
-_WAVES, _LONGEST_RUN = 16, 32
+_WAVES, _LONGEST_RUN = 8, 128
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def fitting_tiles(
         tiles = replace(tiles, block_q=16, num_warps=16, num_stages=1)
     if gradient and max(block_k, padded(qk_dim) // 2, padded(v_dim) // 2) > 64:
         # Registers would spill, and triton 3.7 makes an empty kernel for sm_100 of more.
-        tiles = replace(tiles, block_q=min(tiles.block_q, 32), num_stages=1)
+        warps = max(tiles.num_warps, 8)
+        tiles = replace(tiles, block_q=min(tiles.block_q, 32), num_warps=warps, num_stages=1)
     width = element_size * (padded(qk_dim) + padded(v_dim))
     if limit is not None and tiles.num_stages > 1:
         needed = _pipelined_bytes(gradient, tiles, element_size, qk_dim, v_dim, rotary_dim)

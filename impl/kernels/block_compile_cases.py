@@ -15,7 +15,7 @@ _PACKAGE = "jagbench.impl.kernels"
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TILES = {"offsets": "*i32", "tile_sequence": "*i32", "tile_block": "*i32", "tile_count": "*i32"}
 # Bytes of stack a thread: gradients park what was loaded early while registers hold accumulators.
-_PARKED, _FEW = 256, 32
+_PARKED, _FEW = 256, 48
 _NO_PRODUCT: dict[int, str | None] = dict.fromkeys(ARCHITECTURES)
 
 _KERNELS = {False: "block_forward_kernel", True: "block_gradient_kernel"}
