@@ -16,6 +16,7 @@ from jagbench.impl.choices import configuration, describe, pin
 from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
+from jagbench.impl.kernels.norm_linear import norm_linear
 from jagbench.impl.kernels.rotary import rotary
 from jagbench.impl.kernels.tuning import Schedule
 from jagbench.version import __version__
@@ -41,6 +42,11 @@ v2 = _namespace(Schedule("v2", "split"))
 #: Persistent, zigzag, tensor descriptors where the device has them, split backward.
 v3 = _namespace(Schedule("v3", "split"))
 #: What `jagbench.impl` takes on devices other than Hopper.
-portable = _namespace(Schedule(tier="portable"), block_attention=block_attention, rotary=rotary)
+portable = _namespace(
+    Schedule(tier="portable"),
+    block_attention=block_attention,
+    norm_linear=norm_linear,
+    rotary=rotary,
+)
 #: Warp-specialised Gluon kernels alone: a call they cannot take is reported as unsupported.
 hopper = _namespace(Schedule(tier="hopper"))
