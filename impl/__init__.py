@@ -4,6 +4,7 @@ from jagbench.impl.choices import configuration, describe, pin
 from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
+from jagbench.impl.kernels.norm_linear import norm_linear
 from jagbench.impl.kernels.rotary import rotary
 from jagbench.version import __version__
 
@@ -14,6 +15,7 @@ __all__ = [
     "describe",
     "gdpa",
     "jagged_attention",
+    "norm_linear",
     "pin",
     "rotary",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from jagbench.impl.kernels.hopper.support import device_problem
+from jagbench.impl.kernels.norm_linear_launch import pin_norm_tiles
 from jagbench.impl.kernels.tuning import Schedule, Tier, as_schedule, pin_tiles, take_used
 from jagbench.inputs import Inputs
 
@@ -20,8 +21,10 @@ def configuration(operator: str, inputs: Inputs) -> Mapping[str, str]:
 
 
 def pin(choices: Mapping[str, str]) -> None:
-    """Pin tiles in place of the table's; see `pin_tiles`."""
-    pin_tiles(choices)
+    """Pin tiles in place of the table's; see `pin_tiles`, and `pin_norm_tiles` for "norm_..."."""
+    norms = {name: text for name, text in choices.items() if name.startswith("norm_")}
+    pin_norm_tiles(norms)
+    pin_tiles({name: text for name, text in choices.items() if name not in norms})
 
 
 def describe(device: torch.device, schedule: Schedule | Tier = "auto") -> str:

@@ -17,6 +17,7 @@ from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.block_mask import masked_block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
+from jagbench.impl.kernels.norm_linear import norm_linear
 from jagbench.impl.kernels.rotary import rotary
 from jagbench.impl.kernels.tuning import Schedule
 from jagbench.version import __version__
@@ -42,7 +43,12 @@ v2 = _namespace(Schedule("v2", "split"))
 #: Persistent, zigzag, tensor descriptors where the device has them, split backward.
 v3 = _namespace(Schedule("v3", "split"))
 #: What `jagbench.impl` takes on devices other than Hopper.
-portable = _namespace(Schedule(tier="portable"), block_attention=block_attention, rotary=rotary)
+portable = _namespace(
+    Schedule(tier="portable"),
+    block_attention=block_attention,
+    norm_linear=norm_linear,
+    rotary=rotary,
+)
 #: Warp-specialised Gluon kernels alone: a call they cannot take is reported as unsupported.
 hopper = _namespace(Schedule(tier="hopper"))
 #: Block attention as a mask of the general portable kernels, rotary a step of its own before it.

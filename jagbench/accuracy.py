@@ -124,12 +124,13 @@ def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
 def _work_bounds(inputs: Inputs) -> list[int]:
     """Running count of query-key pairs before each sequence, `[batch + 1]`.
 
-    Under a single offsets argument the rows take the memory: each counts as its head's elements.
+    Under a single offsets argument the rows take the memory: each counts as its head's elements,
+    or as its features where it has no heads.
     """
     bounds = inputs.pair_bounds()
     if len(inputs.operator.offsets_arguments) != 1:
         return bounds
-    width = max((t.shape[-1] for t in inputs.tensors().values() if t.dim() == 3), default=1)
+    width = max((t.shape[-1] for t in inputs.tensors().values() if t.dim() >= 2), default=1)
     return [width * bound for bound in bounds]
 
 

@@ -76,8 +76,9 @@ def floats(inputs: Inputs, change: Layout, *, names: Sequence[str] | None = None
 
 def packed(inputs: Inputs) -> tuple[str, ...]:
     """Names of the arguments that have a gradient and rows of their own (q, k and v; x)."""
-    names = inputs.operator.differentiable
-    return tuple(n for n in names if n in inputs.tensors() and inputs.tensors()[n].dim() == 3)
+    operator, given = inputs.operator, inputs.tensors()
+    names = (n for n in operator.differentiable if n in given)
+    return tuple(n for n in names if operator.layout[n] in operator.offsets_arguments)
 
 
 def transposed(x: Tensor) -> Tensor:

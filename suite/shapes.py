@@ -14,7 +14,7 @@ from jagbench.reference.rotary import position_table
 from jagbench.spec import SHARED, Operator
 
 #: Values for keywords an operator has no default for.
-REQUIRED = {"activation": "silu"}
+REQUIRED = {"activation": "silu", "norm": "rms", "eps": 1e-6}
 
 
 def attention(
@@ -35,7 +35,8 @@ def attention(
 
     k_lengths: those of the queries if None, and for an operator whose arguments share one offsets.
     heads, dim: of q, or of the one argument x. A rotary table that an operator cannot do without
-    turns whole heads by position. Options the operator does not have are refused.
+    turns whole heads by position. Beside a weight `[v_dim, dim]` x has dim features and no heads.
+    Options the operator does not have are refused.
     """
     record = OPERATORS[operator] if isinstance(operator, str) else operator
     k_lengths = q_lengths if k_lengths is None or not has_keys(record) else k_lengths
@@ -47,21 +48,29 @@ def attention(
         return torch.randn(*shape, generator=generator).to(device=device, dtype=dtype)
 
     lengths = {"k_offsets": k_lengths, "k": k_lengths, "v": k_lengths}
-    sizes = {"q": (heads, dim), "x": (heads, dim), "k": (columns, dim), "v": (columns, v_dim)}
+    sizes: dict[str, tuple[int, ...]] = {
+        "q": (heads, dim), "x": (heads, dim), "k": (columns, dim), "v": (columns, v_dim),
+    }  # fmt: skip
     arguments: dict[str, Any] = {}
-    for name in required_arguments(record):
+    names = required_arguments(record)
+    if "weight" in names:
+        sizes["x"] = (dim,)
+    for name in names:
         rows = lengths.get(name, q_lengths)
         if name in record.offsets_arguments:
             arguments[name] = offsets(rows, device)
         elif name == "table":
             arguments[name] = rotary_table(max(q_lengths, default=0), dim, dtype, device)
+        elif name == "weight":
+            arguments[name] = draw(v_dim, dim)
         else:
             arguments[name] = draw(sum(rows), *sizes[name])
     known = record.signature.parameters
     if unknown := set(options) - set(known):
         raise ValueError(f"{record.name} has no options {sorted(unknown)}")
     required = {n: v for n, v in REQUIRED.items() if n in known}
-    upstream = draw(sum(q_lengths), heads, v_dim if "v" in arguments else dim)
+    width = (v_dim,) if "weight" in names else (heads, v_dim if "v" in arguments else dim)
+    upstream = draw(sum(q_lengths), *width)
     return Inputs(record, arguments, {**required, **options}, upstream)
 
 

@@ -77,6 +77,12 @@ def test_operators_with_one_offsets_argument_are_replayed_with_a_rotary_table(cs
         replay(csv, "history", operator=operator, k_column="ads")
 
 
+def test_a_linear_layer_behind_a_norm_is_replayed_with_as_many_features_as_heads_have(csv):
+    workload = workload_from_text(f"replay:{csv}:history", "norm_linear")
+    assert workload.recipe.lengths(0) == {"offsets": [12, 0, 40]}
+    assert (workload.recipe.features, workload.recipe.out_features) == (512, 512)
+
+
 def test_an_operator_of_no_recipe_is_refused(csv):
     with pytest.raises(ValueError, match="got 'conv'"):
         replay(csv, "history", operator="conv")

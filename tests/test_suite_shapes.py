@@ -36,13 +36,18 @@ def test_a_tiled_batch_repeats_sequences_and_no_shared_argument(operator):
         run(i.operator.reference, i, backward=True) for i in (inputs, shapes.tiled(inputs, 3))
     )
     for name in once:
-        assert torch.equal(many[name], once[name].repeat(3, 1, 1)), name
+        if name == "grad weight":
+            torch.testing.assert_close(many[name], 3 * once[name])
+            continue
+        copies = once[name].repeat(3, *[1] * (once[name].dim() - 1))
+        # A product of other rows may round another way.
+        torch.testing.assert_close(many[name], copies)
 
 
 @ALL
 def test_packed_arguments_are_those_with_rows_and_a_gradient(operator):
     inputs = shapes.attention(operator, [5])
-    wanted = ("x",) if operator == "rotary" else ("q", "k", "v")
+    wanted = ("x",) if operator in ("rotary", "norm_linear") else ("q", "k", "v")
     assert changes.packed(inputs) == wanted
 
 

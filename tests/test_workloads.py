@@ -15,6 +15,7 @@ from jagbench.workload import PURPOSES
 from jagbench.workloads import CATALOGUE, AttentionRecipe, BlockRecipe, RotaryRecipe, select
 from jagbench.workloads.attention import OPERATOR_NAMES
 from jagbench.workloads.lengths import Explicit, Fixed, UniformFill
+from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import Table
 from jagbench.workloads.values import QKNormalised, UniformUnit
 
@@ -25,7 +26,7 @@ PRESETS = {
     "gdpa_self", "gdpa_cross_kv256", "pffn_example", "gdpa_cute_asym", "gdpa_tuning",
     "tb_gdpa_default", "tb_pma", "tlx_gdpa", "pffn_norm_block", "gdpa_fp8", "jfa_broadcast_q",
     "tlx_cross", "block_attn", "block_attn_rotary", "hstu_bench", "hstu_ragged_tb", "kunlun_real",
-    "interformer_internal", "block_attn_long",
+    "interformer_internal", "block_attn_long", "norm_linear",
 }  # fmt: skip
 
 
@@ -171,8 +172,11 @@ def test_a_workload_keeps_its_operator_s_shapes_and_drawn_statistics(workload):
         assert inputs.pair_bounds()[-1] == drawn["pairs"]
     else:
         rows = drawn["k_tokens"] + made.padding
+    own = (made.num_kv_heads, made.qk_dim)
+    if isinstance(made, NormLinearRecipe):
+        own = (made.features,)
     for name in {"k", "x"} & set(tensors):
-        assert tensors[name].shape == (rows, made.num_kv_heads, made.qk_dim)
+        assert tensors[name].shape == (rows, *own)
     if "v" in tensors:
         assert tensors["v"].shape[1:] == (made.num_kv_heads, made.value_dim)
     assert inputs.num_sequences == made.batch
@@ -420,6 +424,9 @@ BYTES = {
     ("block_attention-d64-log-time-rotary", "bfloat16"): "0903f4bcc92b82b6",
     ("block_attention-d32-gqa-rotary", "float32"): "d7fe8159961691b6",
     ("rotary-smoke", "float16"): "6c2ab6d5b79c7fa0",
+    ("norm_linear-layer-larger-offset", "float32"): "0f680134c3154e10",
+    ("norm_linear-rms-k128-n128-wide-affine-bias", "bfloat16"): "8868368634a9b25a",
+    ("norm_linear-rms-rows-of-zeros", "float16"): "9d88a9433ee28d1b",
 }
 DIGESTS = {
     "gdpa-self-l1024-fill0.5-jagged": "61df80dd31f31c54",
@@ -431,4 +438,6 @@ DIGESTS = {
     "block_attention-rotary-l2000-1735537-tokens": "30fcec486e8c58cb",
     "block_attention-l7168-b768-rotary": "4754b0bb6fa39221",
     "rotary-l2000-1735537-tokens": "9468c48b728d7de8",
+    "norm_linear-rms-m262144-k512-n512": "57dd9325aca81b17",
+    "norm_linear-layer-m524288-k512-n512": "91b081937dbac85e",
 }

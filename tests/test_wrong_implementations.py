@@ -18,7 +18,7 @@ from wrong.faults import FAULTS
 from wrong.right import RIGHT, Steps
 
 TESTS = Path(__file__).parent
-MODULES = ("values", "masks", "memory", "gradients", "contract", "blocks")
+MODULES = ("values", "masks", "memory", "gradients", "contract", "blocks", "norms")
 #: What the suite's own assertions raise.
 ASSERTIONS = ("AssertionError", "Failed")
 

@@ -2,6 +2,7 @@
 
 from jagbench.workloads.attention import AttentionRecipe
 from jagbench.workloads.catalogue import CATALOGUE, select
+from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import BlockRecipe, RotaryRecipe
 from jagbench.workloads.replay import workload_from_text
 
@@ -9,6 +10,7 @@ __all__ = [
     "CATALOGUE",
     "AttentionRecipe",
     "BlockRecipe",
+    "NormLinearRecipe",
     "RotaryRecipe",
     "select",
     "workload_from_text",

@@ -18,6 +18,7 @@ import numpy as np
 from jagbench.workload import Recipe, Workload
 from jagbench.workloads.attention import OPERATOR_NAMES, AttentionRecipe
 from jagbench.workloads.lengths import Explicit
+from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import BY_POSITION, BlockRecipe, RotaryRecipe
 
 #: What a workload specification on a command line begins with.
@@ -43,7 +44,8 @@ def replay(
     column: column of a CSV or Parquet file; may be left out where there is only one.
     k_column: column of the key lengths; without it they are those of the queries.
     heads, kv_heads, qk_dim, causal: as of `AttentionRecipe`. activation: of gdpa only. Operators
-        with one offsets argument take a rotary table by position, and no k_column nor causal.
+        with one offsets argument take no k_column nor causal; a rotary table is by position, and
+        norm_linear maps heads x qk_dim features to as many under RMSNorm.
     Raises ValueError naming the file, the place and the value that is no length, and ImportError
     where a Parquet file is given and pyarrow is missing.
     """
@@ -103,7 +105,10 @@ def _packed(
         return BlockRecipe(len(lengths), heads, qk_dim, law, kv_heads=kv_heads, table=BY_POSITION)
     if operator == "rotary":
         return RotaryRecipe(len(lengths), heads, qk_dim, law)
-    known = (*OPERATOR_NAMES, "block_attention", "rotary")
+    if operator == "norm_linear":
+        width = heads * qk_dim
+        return NormLinearRecipe(len(lengths), width, width, law)
+    known = (*OPERATOR_NAMES, "block_attention", "rotary", "norm_linear")
     raise ValueError(f"operator must be one of {known}, got {operator!r}")
 
 

@@ -186,6 +186,69 @@ class Small:
         return (block.uniform() * 2 - 1) * self.bound
 
 
+@dataclass(frozen=True)
+class LargeOffset:
+    """N(0, 1) beside a constant of its own in every row, from U(-offset, offset); others N(0, 1).
+
+    mean(x^2) - mean(x)^2 cancels there. Offsets are added as integers.
+    """
+
+    offset: int = 64
+    law: str = field(default="large_offset", init=False)
+
+    def draw(self, block: Block) -> Tensor:
+        """The block's values, float32."""
+        if block.role != "q":
+            return block.normal(1.0)
+        lanes = (block.row_uniform() * counter.LANE).to(torch.int64) * 2 - counter.LANE
+        units = block.normal_units() + lanes * (self.offset * counter.UNIT) // counter.LANE
+        return units.to(torch.float32) / counter.UNIT
+
+
+@dataclass(frozen=True)
+class ConstantRows:
+    """Every element of a row is the same multiple of 1/8 in [-offset, offset); others N(0, 1).
+
+    Its variance is 0, so that LayerNorm divides what rounding left by sqrt(eps).
+    """
+
+    offset: int = 16
+    law: str = field(default="constant_rows", init=False)
+
+    def draw(self, block: Block) -> Tensor:
+        """The block's values, float32."""
+        if block.role != "q":
+            return block.normal(1.0)
+        steps = (block.row_uniform() * (16 * self.offset)).to(torch.int64) - 8 * self.offset
+        return (steps.to(torch.float32) / 8).expand(block.shape)
+
+
+@dataclass(frozen=True)
+class RowsOfZeros:
+    """N(0, 1), with a share of the rows that is 0 throughout (a token that was never filled)."""
+
+    share: float = 0.25
+    law: str = field(default="rows_of_zeros", init=False)
+
+    def draw(self, block: Block) -> Tensor:
+        """The block's values, float32; upstream gradients have no such rows."""
+        values = block.normal(1.0)
+        if block.role != "q":
+            return values
+        return torch.where(block.row_uniform() < self.share, 0.0, values)
+
+
+@dataclass(frozen=True)
+class AboutOne:
+    """1 + N(0, 1) / 4: the weight of a norm."""
+
+    law: str = field(default="about_one", init=False)
+
+    def draw(self, block: Block) -> Tensor:
+        """The block's values, float32."""
+        return (block.normal_units() + 4 * counter.UNIT).to(torch.float32) / (4 * counter.UNIT)
+
+
 def draw_values(
     law: ValueLaw,
     role: str,

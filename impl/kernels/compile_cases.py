@@ -17,6 +17,7 @@ from jagbench.impl.kernels.hopper.forward_launch import (
     MAX_REGISTERS,
     forward_tiles,
 )
+from jagbench.impl.kernels.norm_compile_cases import NORM_CASES
 from jagbench.impl.kernels.tuning import Kernel, TileConfig, padded, table_config
 
 _PACKAGE = "jagbench.impl.kernels"
@@ -401,4 +402,5 @@ CASES: tuple[CompileCase, ...] = (
     _hopper_backward_short("bf16", 128, SOFTMAX.value, "folded_window", **_FOLDED_WINDOW),
     _hopper_backward_short("bf16", 128, _FAST_GELU, "fast_gelu"),
     *BLOCK_CASES,
+    *NORM_CASES,
 )

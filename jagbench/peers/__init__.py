@@ -21,4 +21,10 @@ PEERS: Mapping[str, str] = {
     "torch-compile": "jagbench.peers.torch_compile",
 }
 
-__all__ = ["PEERS"]
+#: The same of norm_linear.
+NORM_LINEAR_PEERS: Mapping[str, str] = {
+    "torch-norm-linear": "jagbench.peers.torch_norm_linear",
+    "torch-norm-linear-compiled": "jagbench.peers.torch_norm_linear:compiled_chain",
+}
+
+__all__ = ["NORM_LINEAR_PEERS", "PEERS"]

@@ -100,7 +100,7 @@ def test_a_batch_without_sequences_gives_empty_outputs_and_zero_gradients(
     assert not found, "; ".join(found)
 
 
-@pytest.mark.operators_with("bias")
+@pytest.mark.operators_with("bias", "k_offsets")
 @pytest.mark.parametrize("heads", [1, 2])
 def test_an_empty_sequence_has_no_share_of_the_bias(
     candidate: Candidate, operator: Operator, heads: int, check: Check
@@ -117,7 +117,7 @@ def test_an_empty_sequence_has_no_share_of_the_bias(
     check(inputs, candidate.run(inputs, backward=True))
 
 
-@pytest.mark.operators_with("bias")
+@pytest.mark.operators_with("bias", "k_offsets")
 def test_a_bias_of_minus_infinity_hides_its_pairs(
     candidate: Candidate, operator: Operator, check: Check
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_bias_of_minus_infinity_hides_its_pairs(
     check(inputs, outcome)
 
 
-@pytest.mark.operators_with("bias")
+@pytest.mark.operators_with("bias", "k_offsets")
 def test_a_bias_may_be_wider_than_the_queries(
     candidate: Candidate, operator: Operator, check: Check
 ) -> None:

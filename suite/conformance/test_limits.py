@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jagbench.execution import Outcome
 from jagbench.inputs import Inputs
-from jagbench.spec import Operator
+from jagbench.spec import SHARED, Operator
 from jagbench.suite import changes, shapes
 from jagbench.suite.candidate import Candidate, differing, has_scale, option_names, repeatable
 from jagbench.suite.room import room_for
@@ -154,12 +154,18 @@ def _check_tiles(inputs: Inputs, times: int, candidate: Candidate, check: Check)
     """The batch many times over: its first and last copies are right, all copies are bit-equal."""
     many = repeatable(shapes.tiled(inputs, times))
     outcome = candidate.run(many, backward=True)
+    # The gradient of a shared argument is a sum over all copies.
+    packed = {
+        n: t
+        for n, t in outcome.items()
+        if changes.layout_of(many, n.removeprefix("grad ")) != SHARED
+    }
     batch = inputs.num_sequences
     for copy in (0, times - 1):
         part = range(copy * batch, (copy + 1) * batch)
-        rows = {n: many.cut_output(n.removeprefix("grad "), t, part) for n, t in outcome.items()}
+        rows = {n: many.cut_output(n.removeprefix("grad "), t, part) for n, t in packed.items()}
         check(inputs, rows)
-    for name, tensor in outcome.items():
+    for name, tensor in packed.items():
         copies = tensor.reshape(times, -1)
         equal = torch.equal(copies, copies[:1].expand_as(copies))
         assert equal, f"{name} is not the same for equal sequences"
@@ -183,10 +189,10 @@ def test_a_wide_view_of_the_upstream_gradient(candidate: Candidate, operator: Op
     inputs = repeatable(_draw(candidate, operator, lengths, dim=64, dtype=torch.bfloat16))
     plain = candidate.run(inputs, backward=True)
     assert inputs.upstream is not None
-    rows = inputs.upstream.shape[0]
+    rows, *rest = inputs.upstream.shape
     wide = inputs.upstream.new_full((rows, 9728), math.nan)
-    wide[:, :128] = inputs.upstream.flatten(1)
-    view = wide.as_strided((rows, 2, 64), (9728, 64, 1))
+    wide[:, : math.prod(rest)] = inputs.upstream.flatten(1)
+    view = wide.as_strided((rows, *rest), (9728, *inputs.upstream[0].stride()))
     odd = changes.floats(inputs, lambda _: view, names=("upstream",))
     assert not differing(plain, candidate.run_in_place(odd, backward=True))
 

@@ -159,6 +159,16 @@ OF_X: Changes = {
     "table-of-three-dims": _values("table", lambda x: x[None]),
     "table-by-token-of-too-few": _values("table", lambda x: TokenTable(x.repeat(2, 1)[:16])),
 }
+OF_X_AND_WEIGHT: Changes = {
+    "x-of-three-dims": _values("x", lambda x: x[None]),
+    "rows-of-integers": _values("x", lambda x: x.int()),
+    "rows-on-another-device": _values("x", _elsewhere),
+    "weight-of-another-dtype": _values("weight", _other_dtype),
+    "weight-of-other-features": _values("weight", lambda x: x[:, :31]),
+    "weight-of-one-dim": _values("weight", lambda x: x[0]),
+    "weight-without-rows": _values("weight", lambda x: x[:0]),
+    "weight-on-another-device": _values("weight", _elsewhere),
+}
 
 #: Arguments an operator must have -> what can be wrong with them.
 FAULTS: tuple[tuple[frozenset[str], Changes], ...] = (
@@ -167,6 +177,7 @@ FAULTS: tuple[tuple[frozenset[str], Changes], ...] = (
     (frozenset({"q", "k", "v"}), OF_Q_K_V),
     (frozenset({"k", "offsets"}), OF_ONE_OFFSETS_FOR_KEYS),
     (frozenset({"x", "table"}), OF_X),
+    (frozenset({"x", "weight"}), OF_X_AND_WEIGHT),
 )
 MALFORMED: Changes = {name: change for _, group in FAULTS for name, change in group.items()}
 
@@ -194,6 +205,14 @@ REFUSED: dict[str, dict[str, Any]] = {
         "of-integers": lambda rows: torch.zeros(rows, 4, dtype=torch.int32),
     },
     "block_size": {"zero": 0, "negative": -64},
+    "norm": {"unknown": "batch"},
+    "eps": {"negative": -1e-6, "not-a-number": float("nan")},
+    "norm_weight": {
+        "of-other-features": lambda rows: torch.zeros(31),
+        "of-two-dims": lambda rows: torch.zeros(1, 32),
+        "of-integers": lambda rows: torch.zeros(32, dtype=torch.int32),
+    },
+    "norm_bias": {"beside-rms": lambda rows: torch.zeros(32)},
     "rotary": {
         "of-an-odd-width": lambda rows: torch.zeros(rows, 31),
         "wider-than-a-head": lambda rows: torch.zeros(rows, 34),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from wrong.block_faults import BLOCK_FAULTS
 from wrong.fault import Fault
 from wrong.fault import on_workloads as _on
+from wrong.norm_faults import NORM_FAULTS
 
 FORWARD = "test_forward.py::test_outputs_are_within_budget"
 BACKWARD = "test_backward.py::test_every_gradient_is_within_budget"
@@ -389,4 +390,5 @@ FAULTS: tuple[Fault, ...] = (
     *GRADIENTS,
     *CONTRACT,
     *BLOCK_FAULTS,
+    *NORM_FAULTS,
 )

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from jagbench.bias import BucketedBias
+from wrong import norming, turns
 from wrong import steps as step
-from wrong import turns
 from wrong.call import Call, Tile, Window, check
 from wrong.steps import Bounds
 
@@ -55,6 +55,16 @@ class Steps:
     angles: Callable[[turns.Table, Sequence[int]], Tensor] = turns.angles
     turn: Callable[[Tensor, turns.Rotation], Tensor] = turns.turn
     turn_back: Callable[[Tensor, turns.Rotation], Tensor] = turns.turn_back
+    check_norm: Callable[[norming.Layer, Tensor | None], int] = norming.check
+    measure: Callable[[norming.Layer, Tensor], norming.Statistics] = norming.measure
+    normalise: Callable[[norming.Layer, Tensor, norming.Statistics], Tensor] = norming.normalise
+    project: Callable[[norming.Layer, Tensor], Tensor] = norming.project
+    through_norm: Callable[[norming.Layer, Tensor, Tensor, norming.Statistics], Tensor] = (
+        norming.through_norm
+    )
+    parameter_gradients: Callable[[norming.Layer, Tensor, Tensor, Tensor], dict[str, Tensor]] = (
+        norming.parameter_gradients
+    )
 
     def jagged_attention(
         self,
@@ -186,6 +196,25 @@ class Steps:
             self.angles(table, bounds), interleaved, -1 if inverse else 1, bounds[-1], "x"
         )
         return self._turned(x.to(torch.promote_types(x.dtype, torch.float32)), by).to(x.dtype)
+
+    def norm_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        offsets: Tensor | None,
+        *,
+        norm: str,
+        eps: float,
+        bias: Tensor | None = None,
+        norm_weight: Tensor | None = None,
+        norm_bias: Tensor | None = None,
+    ) -> Any:
+        """norm(x) weight^T + bias of every row before the last offset."""
+        layer = norming.Layer(norm, eps, x, weight, bias, norm_weight, norm_bias)
+        total = self.check_norm(layer, offsets)
+        return norming.NormLinear.apply(  # type: ignore[no-untyped-call]
+            self, layer, total, x, weight, bias, norm_weight, norm_bias
+        )
 
     def _turned(self, x: Tensor, by: turns.Rotation) -> Tensor:
         turned: Tensor = turns.Turned.apply(  # type: ignore[no-untyped-call]

@@ -1,0 +1,182 @@
+"""What the kernels of a norm with a linear layer are compiled to ahead of time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from jagbench.ahead_of_time import ARCHITECTURES, MATRIX_OPCODES, SHARED_LIMITS, CompileCase
+from jagbench.impl.kernels.norm_linear_launch import (
+    NormKernel,
+    NormTiles,
+    fitting,
+    row_tile,
+    table_tiles,
+)
+from jagbench.impl.kernels.tuning import padded
+
+_MODULE = "jagbench.impl.kernels.norm_linear_kernels"
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_NO_PRODUCT: dict[int, str | None] = dict.fromkeys(ARCHITECTURES)
+_COUNTS = {"batch": "i32", "total": "i32", "tiles": "i32"}
+_MANY = 1 << 20
+# Bytes of stack a thread: whole rows are loaded while registers hold accumulators; masks of uneven
+# features take a few.
+_PARKED, _FEW = 256, 32
+
+
+def _case(
+    name: str,
+    kernel: str,
+    dtype: str,
+    signature: dict[str, str],
+    constants: dict[str, Any],
+    tiles: NormTiles | None,
+    **others: Any,
+) -> CompileCase:
+    warps = {} if tiles is None else {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    strides = [n for n in signature if n.endswith(("_row", "w_out", "w_in"))]
+    product = tiles is not None and dtype != "fp32"
+    return CompileCase(
+        name=f"{name}-{dtype}",
+        kernel=f"{_MODULE}:{kernel}",
+        signature=signature,
+        constexprs=constants,
+        aligned=(*(n for n, kind in signature.items() if kind[0] == "*"), *strides),
+        dtype=dtype,
+        matrix_opcode=MATRIX_OPCODES if product else _NO_PRODUCT,
+        **{**warps, "may_spill": dtype == "fp32", **others},
+    )
+
+
+def _tiles(
+    kernel: NormKernel, dtype: str, columns: int, depth: int, architectures: tuple[int, ...]
+) -> NormTiles:
+    """Those that the smallest of the architectures takes of a large problem."""
+    limit = min(SHARED_LIMITS[arch] for arch in architectures)
+    found = table_tiles(kernel, _DTYPES[dtype])
+    whole = kernel == "norm_input_gradient"
+    return fitting(found, _MANY, columns, depth, _DTYPES[dtype].itemsize, limit, 1, whole)
+
+
+def _forward(
+    dtype: str,
+    features: int,
+    width: int,
+    norm: str,
+    tag: str,
+    architectures: tuple[int, ...] = ARCHITECTURES,
+    tiles: NormTiles | None = None,
+) -> CompileCase:
+    """A forward, or (norm "none") the product of the gradient of wide rows."""
+    layer, back = norm == "layer", norm == "none"
+    kernel: NormKernel = "norm_linear_layer" if layer else "norm_linear_rms"
+    if tiles is None:
+        tiles = _tiles("norm_product" if back else kernel, dtype, width, features, architectures)
+    signature = {
+        "x": f"*{dtype}", "w": f"*{dtype}", "out": f"*{dtype}", "offsets": "*i32",
+        **({} if back else {"bias": "*fp32", "statistics": "*fp32"}),
+        **_COUNTS, "eps": "fp32", "x_row": "i32", ("w_in" if back else "w_out"): "i32",
+    }  # fmt: skip
+    constants = {
+        **({"bias": None, "statistics": None, "w_out": 1} if back else {"w_in": 1}),
+        "x_tiles": None, "w_tiles": None, "FEATURES": features, "WIDTH": width, "NORM": norm,
+        "EXACT": dtype == "fp32", "ROWS": tiles.rows, "COLUMNS": tiles.columns,
+        "DEPTH": tiles.depth, "DESCRIPTORS": tiles.descriptors, "FLATTEN": tiles.persistent,
+    }  # fmt: skip
+    if tiles.descriptors:
+        signature["x_tiles"] = f"tensordesc<{dtype}[{tiles.rows}, {tiles.depth}]>"
+        signature["w_tiles"] = f"tensordesc<{dtype}[{tiles.columns}, {tiles.depth}]>"
+        constants = {n: v for n, v in constants.items() if n not in ("x_tiles", "w_tiles")}
+    name = f"norm_{'product' if back else norm}-{tag}-k{features}-n{width}"
+    return _case(
+        name, "norm_product_kernel", dtype, signature, constants, tiles,
+        architectures=architectures, spill_limit=_FEW if features % tiles.depth else 0,
+    )  # fmt: skip
+
+
+def _input_gradient(
+    dtype: str, features: int, width: int, norm: str, architectures: tuple[int, ...]
+) -> CompileCase:
+    tiles = _tiles("norm_input_gradient", dtype, features, width, architectures)
+    pointers = dict.fromkeys(("x", "w", "d_out", "dx"), f"*{dtype}")
+    signature = {
+        **pointers, "statistics": "*fp32", "offsets": "*i32", **_COUNTS,
+        **dict.fromkeys(("x_row", "w_row", "d_row"), "i32"),
+    }  # fmt: skip
+    constants = {
+        "FEATURES": features, "WIDTH": width, "NORM": norm, "ROWS": tiles.rows,
+        "BLOCK": padded(features), "DEPTH": tiles.depth,
+    }  # fmt: skip
+    return _case(
+        f"norm_input_gradient-{norm}-k{features}-n{width}", "norm_input_gradient_kernel", dtype,
+        signature, constants, tiles, architectures=architectures, spill_limit=_PARKED,
+    )  # fmt: skip
+
+
+def _rows_gradient(dtype: str, features: int, norm: str) -> CompileCase:
+    rows, block, warps = row_tile(features)
+    signature = {
+        **dict.fromkeys(("x", "gradient", "dx"), f"*{dtype}"), "statistics": "*fp32",
+        "offsets": "*i32", "batch": "i32", "total": "i32", "x_row": "i32",
+    }  # fmt: skip
+    constants = {"FEATURES": features, "NORM": norm, "ROWS": rows, "BLOCK": block}
+    return _case(
+        f"norm_rows_gradient-{norm}-k{features}", "norm_rows_gradient_kernel", dtype, signature,
+        constants, None, num_warps=warps,
+    )  # fmt: skip
+
+
+def _weight_gradient(
+    dtype: str, features: int, width: int, norm: str, architectures: tuple[int, ...] = ARCHITECTURES
+) -> CompileCase:
+    limit = min(SHARED_LIMITS[arch] for arch in architectures)
+    found = table_tiles("norm_weight_gradient", _DTYPES[dtype])
+    tiles = fitting(found, features, width, _MANY, _DTYPES[dtype].itemsize, limit, 1)
+    signature = {
+        "x": f"*{dtype}", "d_out": f"*{dtype}", "partial": "*fp32", "sums": "*fp32",
+        "statistics": "*fp32", "offsets": "*i32", "batch": "i32", "total": "i32", "run": "i32",
+        "x_row": "i32", "d_row": "i32",
+    }  # fmt: skip
+    constants = {
+        "FEATURES": features, "WIDTH": width, "NORM": norm, "INPUTS": tiles.rows,
+        "OUTPUTS": tiles.columns, "DEPTH": tiles.depth,
+    }  # fmt: skip
+    return _case(
+        f"norm_weight_gradient-{norm}-k{features}-n{width}", "norm_weight_gradient_kernel", dtype,
+        signature, constants, tiles, architectures=architectures,
+    )  # fmt: skip
+
+
+_LARGE, _SMALL = (90, 100), (80, 120)
+
+NORM_CASES: tuple[CompileCase, ...] = (
+    _forward("bf16", 512, 512, "rms", "large", _LARGE),
+    _forward("bf16", 512, 512, "rms", "small_shared", _SMALL),
+    _forward("fp16", 512, 64, "rms", "narrow"),
+    _forward("bf16", 600, 130, "rms", "uneven"),
+    _forward("bf16", 512, 512, "rms", "persistent", _LARGE,
+             NormTiles(128, 256, 64, 8, 3, persistent=True)),
+    _forward("bf16", 512, 512, "rms", "descriptors", _LARGE,
+             NormTiles(128, 256, 64, 8, 4, persistent=True, descriptors=True)),
+    _forward("fp32", 512, 512, "rms", "exact"),
+    _forward("bf16", 512, 512, "layer", "large", _LARGE),
+    _forward("bf16", 512, 512, "layer", "small_shared", _SMALL),
+    _forward("fp16", 200, 96, "layer", "uneven"),
+    _forward("fp32", 512, 512, "layer", "exact"),
+    _forward("bf16", 1024, 1024, "none", "backward", _LARGE),
+    _forward("bf16", 1024, 1024, "none", "backward_small_shared", _SMALL),
+    _input_gradient("bf16", 512, 512, "rms", (90,)),
+    _input_gradient("bf16", 512, 512, "layer", (90,)),
+    _input_gradient("bf16", 256, 256, "layer", ARCHITECTURES),
+    _input_gradient("fp16", 256, 512, "rms", ARCHITECTURES),
+    _input_gradient("fp32", 64, 64, "layer", ARCHITECTURES),
+    _rows_gradient("bf16", 1024, "rms"),
+    _rows_gradient("bf16", 640, "layer"),
+    _rows_gradient("fp32", 4096, "layer"),
+    _weight_gradient("bf16", 512, 512, "rms"),
+    _weight_gradient("fp16", 200, 96, "layer"),
+    _weight_gradient("bf16", 1024, 1024, "layer"),
+    _weight_gradient("fp32", 512, 512, "rms"),
+)  # fmt: skip
