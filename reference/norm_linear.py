@@ -159,6 +159,7 @@ def _rows(inputs: Inputs) -> int:
 
 NORM_LINEAR = Operator(
     name="norm_linear",
+    bandwidth_bound=True,
     reference=norm_linear,
     layout={
         "x": "offsets",

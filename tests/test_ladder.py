@@ -14,7 +14,7 @@ from jagbench.published import Claim
 from jagbench.reference import OPERATORS
 from jagbench.result import Work
 
-BOUND = frozenset({"block_attention", "rotary"})
+BOUND = frozenset({"block_attention", "norm_linear", "rotary"})
 #: Operator, rung, milliseconds and GB of the least traffic.
 RUNGS = (
     ("jagged_attention", "full", 40.0, 4.0),
