@@ -103,12 +103,13 @@ def call(candidate: Candidate, data: Data) -> Callable[[], object]:
     from jagbench.impl.kernels.activations import ACTIVATION_IDS, SOFTMAX
     from jagbench.impl.kernels.arguments import check_arguments
     from jagbench.impl.kernels.jagged_attention_launch import LOG2E, launch_forward
+    from jagbench.impl.kernels.mask import Mask
     from jagbench.impl.kernels.tuning import Schedule, TileConfig
 
     q, k, v, g, q_offsets, k_offsets, _ = data
     tiles = TileConfig(*candidate.tiles)
     geometry = check_arguments("sweep", q, k, v, q_offsets, k_offsets)
-    mask = launch.Mask(-1, -1, False)
+    mask = Mask(-1, -1, False)
     if candidate.kernel == "softmax" and candidate.variant == "short":
         plan = Schedule("v2", forward=tiles)
         return lambda: launch_forward(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
 from torch import Tensor
 
 from jagbench.bias import BucketedBias
-from jagbench.pairs import Align, Window, visible_range
+from jagbench.pairs import Align, Window, check_beyond_the_window, visible_range
 from jagbench.rotary import TokenTable
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -116,13 +117,31 @@ def both_lengths(
     return q_lengths, k_lengths
 
 
-def check_mask(causal: bool, align: str, window: Window | None) -> None:
-    """Refuse an unknown alignment and a window that is not two sides, each None or at least 0."""
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query sees, as `jagbench.pairs` defines it.
+
+    Raises ValueError for an unknown alignment, for a window that is not two sides, each None or at
+    least 0, and for a prefix or a number of last queries that is no whole number of at least 0.
+    """
+
+    causal: bool
+    align: Align
+    window: Window | None
+    prefix: int
+    last_full: int
+
+    def __post_init__(self) -> None:
+        _check_mask(self.align, self.window)
+        visible_range(self.causal, self.window)
+        check_beyond_the_window(self.prefix, self.last_full)
+
+
+def _check_mask(align: str, window: Window | None) -> None:
     if align not in get_args(Align):
         raise ValueError(f"align must be one of {get_args(Align)}, got {align!r}")
     if window is not None and (not isinstance(window, Sequence) or len(window) != 2):
         raise ValueError(f"window must be (left, right), got {window!r}")
-    visible_range(causal, window)
 
 
 def check_block_size(block_size: int) -> None:
@@ -189,25 +208,22 @@ def _check_bias(name: str, x: Tensor, q: Tensor, dtypes: Sequence[torch.dtype]) 
         raise ValueError(f"{name} is on {x.device}, the values on {q.device}")
 
 
-def visible(
-    q_length: int,
-    k_length: int,
-    causal: bool,
-    align: str,
-    window: Window | None,
-    device: torch.device,
-) -> Tensor:
-    """Which keys each query sees, bool `[q_length, k_length]`."""
-    left, right = visible_range(causal, window)
-    shift = k_length - q_length if align == "end" else 0
-    query = torch.arange(q_length, device=device)[:, None] + shift
+def visible(q_length: int, k_length: int, mask: Mask, device: torch.device) -> Tensor:
+    """Which keys each query sees, bool `[q_length, k_length]`: the rules of `jagbench.pairs`."""
+    left, right = visible_range(mask.causal, mask.window)
+    row = torch.arange(q_length, device=device)[:, None]
+    query = row + (k_length - q_length if mask.align == "end" else 0)
     key = torch.arange(k_length, device=device)[None, :]
     seen = torch.ones(q_length, k_length, dtype=torch.bool, device=device)
     if left is not None:
         seen = seen & (key >= query - left)
     if right is not None:
         seen = seen & (key <= query + right)
-    return seen
+    context = (key < mask.prefix) | ((query >= 0) & (query < mask.prefix))
+    last = row >= q_length - mask.last_full
+    if mask.causal:
+        last = last & (key <= query)
+    return seen | context | last
 
 
 def drop(x: Tensor, used: Tensor) -> Tensor:

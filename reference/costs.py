@@ -22,7 +22,7 @@ def forward_flops(inputs: Inputs) -> int:
         q_lengths = torch.full_like(k_lengths, q.shape[0])
     mask = {
         name: inputs.options[name]
-        for name in ("causal", "align", "window")
+        for name in ("causal", "align", "window", "prefix", "last_full")
         if name in inputs.options
     }
     pairs = int(visible_pairs(q_lengths, k_lengths, **mask).sum())

@@ -30,6 +30,8 @@ def gdpa(
     causal: bool = False,
     align: Align = "end",
     window: Window | None = None,
+    prefix: int = 0,
+    last_full: int = 0,
     max_q_len: int | None = None,
     max_k_len: int | None = None,
     deterministic: bool = False,
@@ -44,8 +46,10 @@ def gdpa(
 
     activation: a name of `jagbench.reference.activations`, or one name a head.
     pre_scale, post_scale: factors inside and outside the activation.
-    causal, align, window: which keys a query sees (`jagbench.pairs`); all others add exactly 0 to
-        the output and to every gradient, whatever the activation of 0 is.
+    causal, align, window, prefix, last_full: which keys a query sees (`jagbench.pairs`); all others
+        add exactly 0 to the output and to every gradient, whatever the activation of 0 is. The
+        first `prefix` tokens of a sequence are seen by every query and see every key; the last
+        `last_full` queries are bound by causality alone, by no window.
     max_q_len, max_k_len: not needed; a value below the longest sequence is refused.
     deterministic: always kept.
 
@@ -53,7 +57,7 @@ def gdpa(
     last offset are 0. Raises ValueError for arguments that do not fit, with their numbers.
     """
     arguments.check_values(q, k, v)
-    arguments.check_mask(causal, align, window)
+    mask = arguments.Mask(causal, align, window, prefix, last_full)
     names = _names(activation, q.shape[1])
     q_lengths, k_lengths = arguments.both_lengths(q, k, q_offsets, k_offsets, max_q_len, max_k_len)
     total_q, total_k = sum(q_lengths), sum(k_lengths)
@@ -65,7 +69,7 @@ def gdpa(
     nothing = q[:, :, :1].expand(-1, -1, v.shape[-1])
     outs = [nothing[None, :][:0] if dense else nothing[:0]]
     for i, (m, n) in enumerate(zip(q_lengths, k_lengths, strict=True)):
-        seen = arguments.visible(m, n, causal, align, window, q.device)
+        seen = arguments.visible(m, n, mask, q.device)
         out = _attend(queries[i], keys[i], values[i], seen, names, pre_scale) * post_scale
         outs.append(out[None] if dense else out)
     if not dense:

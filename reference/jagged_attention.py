@@ -30,6 +30,8 @@ def jagged_attention(
     causal: bool = False,
     align: Align = "end",
     window: Window | None = None,
+    prefix: int = 0,
+    last_full: int = 0,
     bias: Tensor | BucketedBias | None = None,
     max_q_len: int | None = None,
     max_k_len: int | None = None,
@@ -45,7 +47,9 @@ def jagged_attention(
     error budget.
 
     scale: factor of Q K^T; None is 1 / sqrt(d).
-    causal, align, window: which keys a query sees (`jagbench.pairs`).
+    causal, align, window, prefix, last_full: which keys a query sees (`jagbench.pairs`). The first
+        `prefix` tokens of a sequence are seen by every query and see every key; the last
+        `last_full` queries are bound by causality alone, by no window.
     bias: added to the scaled scores, `[sum of len_q * len_k, heads or 1]` in q's dtype or float32,
         or a `BucketedBias`; -inf hides a pair.
     max_q_len, max_k_len: not needed; a value below the longest sequence is refused.
@@ -58,7 +62,8 @@ def jagged_attention(
     Raises ValueError for arguments that do not fit, with their numbers.
     """
     return _over_sequences(
-        q, k, v, q_offsets, k_offsets, (causal, align, window), scale, bias,
+        q, k, v, q_offsets, k_offsets,
+        arguments.Mask(causal, align, window, prefix, last_full), scale, bias,
         (max_q_len, max_k_len), return_lse, constant_normaliser=False,
     )  # fmt: skip
 
@@ -74,6 +79,8 @@ def uncancelled(
     causal: bool = False,
     align: Align = "end",
     window: Window | None = None,
+    prefix: int = 0,
+    last_full: int = 0,
     bias: Tensor | BucketedBias | None = None,
     max_q_len: int | None = None,
     max_k_len: int | None = None,
@@ -86,7 +93,8 @@ def uncancelled(
     every kernel takes, each rounded. With one visible key that difference is exactly 0.
     """
     return _over_sequences(
-        q, k, v, q_offsets, k_offsets, (causal, align, window), scale, bias,
+        q, k, v, q_offsets, k_offsets,
+        arguments.Mask(causal, align, window, prefix, last_full), scale, bias,
         (max_q_len, max_k_len), return_lse, constant_normaliser=True,
     )  # fmt: skip
 
@@ -97,7 +105,7 @@ def _over_sequences(
     v: Tensor,
     q_offsets: Tensor | None,
     k_offsets: Tensor,
-    mask: tuple[bool, Align, Window | None],
+    mask: arguments.Mask,
     scale: float | None,
     bias: Tensor | BucketedBias | None,
     longest: tuple[int | None, int | None],
@@ -105,9 +113,7 @@ def _over_sequences(
     constant_normaliser: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The loop over sequences; arguments as `jagged_attention`."""
-    causal, align, window = mask
     arguments.check_values(q, k, v)
-    arguments.check_mask(causal, align, window)
     q_lengths, k_lengths = arguments.both_lengths(q, k, q_offsets, k_offsets, *longest)
     pairs = [m * n for m, n in zip(q_lengths, k_lengths, strict=True)]
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -124,7 +130,7 @@ def _over_sequences(
     outs = [nothing[None, :][:0] if dense else nothing[:0]]
     lses = [outs[0][..., 0].to(_wide(q.dtype))]
     for i, (m, n) in enumerate(zip(q_lengths, k_lengths, strict=True)):
-        seen = arguments.visible(m, n, causal, align, window, q.device)
+        seen = arguments.visible(m, n, mask, q.device)
         out, lse = _attend(
             queries[i], keys[i], values[i], seen, scale, biases[i], constant_normaliser
         )

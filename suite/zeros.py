@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,11 +35,57 @@ def takes_part(inputs: Inputs) -> dict[str, Tensor]:
     shift = torch.zeros_like(k_lengths)
     if options.get("align", "end") == "end":
         shift = k_lengths - q_lengths
-    seen = {"k_offsets": _reached(t["k_offsets"], t["k"].shape[0], q_lengths, -shift, right, left)}
+    beyond = _Beyond(q_lengths, k_lengths, shift, options)
+    keys = _reached(t["k_offsets"], t["k"].shape[0], q_lengths, -shift, right, left)
+    seen = {"k_offsets": keys | _where(t["k_offsets"], t["k"].shape[0], beyond.keys)}
     if not dense:
         rows = t["q"].shape[0]
-        seen["q_offsets"] = _reached(t["q_offsets"], rows, k_lengths, shift, left, right)
+        queries = _reached(t["q_offsets"], rows, k_lengths, shift, left, right)
+        seen["q_offsets"] = queries | _where(t["q_offsets"], rows, beyond.queries)
     return seen
+
+
+class _Beyond:
+    """Which rows meet another by a call's prefix or by its last queries."""
+
+    def __init__(
+        self, q_lengths: Tensor, k_lengths: Tensor, shift: Tensor, options: Mapping[str, Any]
+    ) -> None:
+        self.m, self.n, self.shift = q_lengths, k_lengths, shift
+        self.causal = bool(options.get("causal"))
+        self.prefix, self.last_full = options.get("prefix", 0), options.get("last_full", 0)
+
+    def queries(self, row: Tensor, s: Tensor) -> Tensor:
+        """Of queries at a position of sequence s: all that have a context, and last ones."""
+        last = row >= self.m[s] - self.last_full
+        if self.causal:
+            last = last & (row + self.shift[s] >= 0)
+        return (self.n[s] > 0) & (last | (self.prefix > 0))
+
+    def keys(self, key: Tensor, s: Tensor) -> Tensor:
+        """Of keys: the context, all if a query belongs to it, and those of the last query."""
+        m, shift = self.m[s], self.shift[s]
+        some = (-shift).clamp(min=0) < (self.prefix - shift).minimum(m)
+        last = torch.full_like(some, self.last_full > 0)
+        if self.causal:
+            last = last & (key < m + shift)
+        return (m > 0) & ((key < self.prefix) | some | last)
+
+
+def _where(offsets: Tensor, rows: int, holds: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Bool `[rows]`: what holds of (position, sequence) of each row; false for padding."""
+    sequence, position = _places(offsets)
+    found = torch.zeros(rows, dtype=torch.bool, device=offsets.device)
+    found[: len(sequence)] = holds(position, sequence)
+    return found
+
+
+def _places(offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequence of every row, and its position there."""
+    lengths = offsets.diff().long()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths)
+    rows = torch.arange(len(sequence), device=offsets.device)
+    return sequence, rows - offsets[:-1].long()[sequence]
 
 
 def _is_padding(inputs: Inputs, layout: str) -> Tensor:
@@ -54,9 +101,7 @@ def _reached(
     offsets: Tensor, rows: int, others: Tensor, shift: Tensor, below: int | None, above: int | None
 ) -> Tensor:
     """Whether row i meets any j in [i + shift - below, i + shift + above], 0 <= j < others."""
-    lengths = offsets.diff().long()
-    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths)
-    position = torch.arange(len(sequence), device=offsets.device) - offsets[:-1].long()[sequence]
+    sequence, position = _places(offsets)
     middle, limit = position + shift[sequence], others[sequence]
     low = torch.zeros_like(middle) if below is None else (middle - below).clamp(min=0)
     high = limit if above is None else (middle + above + 1).minimum(limit)

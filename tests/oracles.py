@@ -52,6 +52,8 @@ class Case:
     causal: bool = False
     align: str = "end"
     window: tuple[int | None, int | None] | None = None
+    prefix: int = 0
+    last_full: int = 0
     bias: str = "none"
     bias_heads: str = "all"
     offsets_dtype: torch.dtype = torch.int64
@@ -63,7 +65,8 @@ class Case:
 
     @property
     def mask(self) -> dict[str, object]:
-        return {"causal": self.causal, "align": self.align, "window": self.window}
+        names = ("causal", "align", "window", "prefix", "last_full")
+        return {name: getattr(self, name) for name in names}
 
 
 @st.composite
@@ -84,6 +87,8 @@ def cases(draw: st.DrawFn, biases: tuple[str, ...] = ("none",)) -> Case:
         causal=draw(st.booleans()),
         align=draw(st.sampled_from(["start", "end"])),
         window=draw(st.none() | st.tuples(sides, sides)),
+        prefix=draw(st.sampled_from([0, 0, 1, 2, 4, 20])),
+        last_full=draw(st.sampled_from([0, 0, 1, 2, 4, 20])),
         bias=draw(st.sampled_from(biases)),
         bias_heads=draw(st.sampled_from(["all", "one"])),
         offsets_dtype=draw(st.sampled_from([torch.int32, torch.int64])),
@@ -176,6 +181,7 @@ def frame_of(inputs: Inputs) -> Frame:
     hidden |= -lag > (math.inf if right is None else right)
     if inputs.options.get("causal", False):
         hidden |= lag < 0
+    hidden &= ~_beyond_the_window(inputs, i, j, lag, m_lengths[batch], n_lengths[batch])
     sizes = m_lengths * n_lengths
     starts = sizes.cumsum(0) - sizes
     return Frame(
@@ -187,6 +193,18 @@ def frame_of(inputs: Inputs) -> Frame:
         pairs=(starts[batch] + i * n_lengths[batch] + j)
         * ((i < m_lengths[batch]) & (j < n_lengths[batch])),
     )
+
+
+def _beyond_the_window(
+    inputs: Inputs, i: Tensor, j: Tensor, lag: Tensor, m: Tensor, n: Tensor
+) -> Tensor:
+    """Pairs of a context, or of one of the last queries; the query's place is its key plus lag."""
+    options, place = inputs.options, j + lag
+    prefix, last_full = options.get("prefix", 0), options.get("last_full", 0)
+    shown = (j < prefix) | ((place < prefix) & (place >= 0))
+    free = m - i <= last_full
+    shown |= free & (lag >= 0) if options.get("causal", False) else free
+    return shown & (i < m) & (j < n)
 
 
 def _pad(x: Tensor, rows: Tensor, valid: Tensor) -> Tensor:

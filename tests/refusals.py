@@ -37,6 +37,8 @@ BAD = {
     "window": ({"window": (-1, 2)}, "got -1"),
     "window sides": ({"window": (1, 2, 3)}, r"\(1, 2, 3\)"),
     "align": ({"align": "left"}, "'left'"),
+    "prefix": ({"prefix": -2}, "prefix .* got -2"),
+    "last queries": ({"last_full": -1}, "last_full .* got -1"),
     "bias rows": ({"bias": torch.zeros(21, 4)}, "21 rows for 22"),
     "bias heads": ({"bias": torch.zeros(22, 2)}, r"\(22, 2\)"),
     "bias dtype": ({"bias": torch.zeros(22, 4).half()}, "float16"),

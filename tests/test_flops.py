@@ -22,6 +22,9 @@ def visible_pairs_by_hand(case):
                 hidden = case.causal and key > position
                 hidden |= left is not None and key < position - left
                 hidden |= right is not None and key > position + right
+                hidden &= key >= case.prefix and not 0 <= position < case.prefix
+                late = query + case.last_full >= q_length
+                hidden &= not (late and (key <= position or not case.causal))
                 count += not hidden
     return count
 

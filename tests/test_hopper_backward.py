@@ -9,12 +9,7 @@ import torch
 
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
-from jagbench.impl.kernels.attention_launch import (
-    BackwardCall,
-    Mask,
-    query_tiles,
-    row_statistics,
-)
+from jagbench.impl.kernels.attention_launch import BackwardCall, query_tiles, row_statistics
 from jagbench.impl.kernels.hopper.backward_launch import (
     SHARE_BASES,
     chain_of,
@@ -25,6 +20,7 @@ from jagbench.impl.kernels.hopper.backward_launch import (
     slope_is_wide,
 )
 from jagbench.impl.kernels.interpreter import INTERPRET
+from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.schedule import build_tile_list
 from jagbench.impl.kernels.tuning import Schedule
 

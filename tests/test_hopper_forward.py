@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from jagbench.impl.kernels.arguments import Geometry
-from jagbench.impl.kernels.attention_launch import Mask
 from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
 from jagbench.impl.kernels.hopper.forward_launch import (
     chosen,
@@ -14,6 +13,7 @@ from jagbench.impl.kernels.hopper.forward_launch import (
     in_hands,
     keys_stay,
 )
+from jagbench.impl.kernels.mask import Mask
 
 _OPEN = Mask(-1, -1, False)
 

@@ -180,9 +180,9 @@ def test_custom_ops_pass_opcheck(operator: str) -> None:
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     plan = Schedule().encode()
     if operator == "gdpa":
-        extra: tuple[object, ...] = ([7], 0.3, 1.0, -1, -1, True, -1, plan)
+        extra: tuple[object, ...] = ([7], 0.3, 1.0, [-1, -1, 1, 0, 0, 0], -1, plan)
     else:
-        extra = (None, None, 0.2, -1, -1, True, -1, plan)
+        extra = (None, None, 0.2, [-1, -1, 1, 0, 0, 0], -1, plan)
     op = getattr(torch.ops.jagbench, f"{operator}_forward").default
     torch.library.opcheck(op, (*leaves, q_offsets, k_offsets, *extra))
 

@@ -95,6 +95,49 @@ def test_a_window_as_wide_as_the_sequence_is_no_window():
     )
 
 
+def test_a_prefix_is_seen_by_every_query_and_sees_every_key():
+    window = {"window": (0, 0), "prefix": 2}
+    assert keys_seen(5, 5, **window) == [set(range(5))] * 2 + [{0, 1, 2}, {0, 1, 3}, {0, 1, 4}]
+    causal = {"causal": True, "prefix": 2}
+    assert keys_seen(4, 4, **causal) == [{0, 1, 2, 3}] * 2 + [{0, 1, 2}, {0, 1, 2, 3}]
+
+
+def test_a_prefix_is_counted_in_places_of_keys():
+    # Two queries at places 2 and 3: neither belongs to the context.
+    assert keys_seen(2, 4, window=(0, 0), prefix=1) == [{0, 2}, {0, 3}]
+    # Three queries at places -1, 0, 1: the first lies before the sequence, and sees the context.
+    assert keys_seen(3, 2, causal=True, prefix=1) == [{0}, {0, 1}, {0, 1}]
+    start = {"window": (0, 0), "prefix": 1, "align": "start"}
+    assert keys_seen(2, 4, **start) == [{0, 1, 2, 3}, {0, 1}]
+
+
+def test_the_last_queries_see_past_the_window_but_not_into_the_future():
+    window = {"window": (0, 0), "last_full": 2}
+    assert keys_seen(4, 4, **window) == [{0}, {1}, {0, 1, 2, 3}, {0, 1, 2, 3}]
+    causal = {**window, "causal": True}
+    assert keys_seen(4, 4, **causal) == [{0}, {1}, {0, 1, 2}, {0, 1, 2, 3}]
+    assert keys_seen(2, 4, **causal, align="start") == [{0}, {0, 1}]
+    assert keys_seen(2, 4, **causal) == [{0, 1, 2}, {0, 1, 2, 3}]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_more_last_queries_than_a_sequence_has_are_no_window(causal):
+    inputs = call_of(Case([7, 4], [7, 4], causal=causal), "jagged_attention")
+    late = inputs.with_options(window=(1, 1), last_full=9)
+    assert_same(
+        run(jagged_attention, late, backward=True), run(jagged_attention, inputs, backward=True)
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_prefix_longer_than_a_sequence_is_no_mask(causal):
+    inputs = call_of(Case([7, 4], [7, 4]), "jagged_attention")
+    whole = inputs.with_options(causal=causal, window=(1, 1), prefix=7)
+    assert_same(
+        run(jagged_attention, whole, backward=True), run(jagged_attention, inputs, backward=True)
+    )
+
+
 def test_keys_outside_every_window_get_no_gradient():
     case = Case([4], [16], causal=True, window=(4, None))
     found = run(jagged_attention, call_of(case, "jagged_attention"), backward=True)

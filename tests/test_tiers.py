@@ -19,9 +19,10 @@ from jagbench.impl.kernels import arguments, attention_launch, hopper, tuning
 from jagbench.impl.kernels import jagged_attention_launch as portable
 from jagbench.impl.kernels.activations import PER_HEAD, SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
-from jagbench.impl.kernels.attention_launch import BackwardCall, Bias, Mask
+from jagbench.impl.kernels.attention_launch import BackwardCall, Bias
 from jagbench.impl.kernels.hopper import support
 from jagbench.impl.kernels.jagged_attention_launch import LOG2E
+from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.tuning import Schedule, TileConfig
 from jagbench.implementation import load
 
@@ -51,10 +52,11 @@ def reason(
     bias: int = 0,
     activations: tuple[int, ...] = (SOFTMAX.value,),
     deterministic: bool = False,
+    mask: Mask = MASK,
 ) -> str | None:
     q, k, v, *_ = tensors(dtype)
     geometry = dataclasses.replace(GEOMETRY, **(change or {}))
-    return support.unsupported(q, k, v, geometry, MASK, bias, activations, deterministic)
+    return support.unsupported(q, k, v, geometry, mask, bias, activations, deterministic)
 
 
 @pytest.fixture
@@ -100,6 +102,8 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ({"change": {"qk_dim": 32, "v_dim": 32}}, "got 32 and 32"),
         ({"change": {"v_dim": 128}}, "got 64 and 128"),
         ({"bias": 2}, "bias"),
+        ({"mask": Mask(8, 0, True, prefix=3)}, "prefix 3 and last_full 0"),
+        ({"mask": Mask(8, 0, True, last_full=2, causal=True)}, "prefix 0 and last_full 2"),
         ({"activations": (1, 2)}, "one activation"),
         ({"activations": (PER_HEAD.value,)}, "one activation"),
         ({"deterministic": True}, "no fixed order"),
@@ -215,12 +219,12 @@ def test_the_shapes_of_gradients_do_not_hang_on_the_tier(
 ) -> None:
     q, k, v, *offsets = (t.detach() for t in tensors())
     if operator == "gdpa":
-        inputs = (q, q, k, v, *offsets, [SILU], 1.0, 1.0, -1, -1, True, schedule.encode(), needs)
+        inputs = (q, q, k, v, *offsets, [SILU], 1.0, 1.0, MASK.encode(), schedule.encode(), needs)
         op = torch.ops.jagbench.gdpa_backward.default
     else:
         lse = torch.zeros(2, 9, device=DEVICE)
         inputs = (
-            q, None, q, k, v, q, lse, *offsets, None, None, 0.1, -1, -1, True, schedule.encode(),
+            q, None, q, k, v, q, lse, *offsets, None, None, 0.1, MASK.encode(), schedule.encode(),
             [*needs, False],
         )  # fmt: skip
         op = torch.ops.jagbench.jagged_attention_backward.default

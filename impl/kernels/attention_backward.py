@@ -25,10 +25,15 @@ from jagbench.impl.kernels.activations import (
 from jagbench.impl.kernels.interpreter import dot, round_to, to_float
 from jagbench.impl.kernels.tiles import (
     GRADIENT_COUNTS,
+    LAST,
+    PREFIX,
+    first_free_row,
     load_rows,
     other_rows,
     pair_bias,
     sequence_rows,
+    span_beyond_of_keys,
+    span_beyond_of_queries,
     store_rows,
     tile_rows,
     visible,
@@ -148,10 +153,11 @@ def _row_statistics(lse, delta, first, BLOCK: tl.constexpr, ACTIVATION: tl.const
 @triton.jit
 def _key_value_loop(
     dk, dv, k_tile, v_tile, lo, hi, q, d_out, lse, delta, dq, columns,
-    q_row, d_row, dq_row, q_len, k_len, shift, left, right, score_scale, grad_scale,
-    bias, bucket_ids, pair_base, bias_row, bias_head, head, activation_id,
+    q_row, d_row, dq_row, q_len, k_len, shift, left, right, prefix, free_from,
+    score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row, bias_head, head, activation_id,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_Q: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    BEYOND: tl.constexpr, BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr, MASK: tl.constexpr,
     ATOMIC_DQ: tl.constexpr,
 ):  # fmt: skip
@@ -167,8 +173,9 @@ def _key_value_loop(
         seen = inside
         if MASK:
             seen = inside & visible(
-                rows[None, :], columns[:, None], k_len, shift, left, right, HAS_LEFT, HAS_RIGHT
-            )
+                rows[None, :], columns[:, None], k_len, shift, left, right, prefix, free_from,
+                HAS_LEFT, HAS_RIGHT, BEYOND,
+            )  # fmt: skip
         if BIAS != 0:
             scores += pair_bias(
                 bias, bucket_ids, pair_base, rows[None, :], columns[:, None], inside, k_len,
@@ -196,13 +203,14 @@ def _key_value_loop(
 def key_value_gradient_kernel(
     q, k, v, d_out, statistics, dq, dk, dv, bias, bucket_ids, activation_ids,
     q_offsets, k_offsets, pair_offsets, tile_sequence, tile_block,
-    batch, total_q, total_k, statistics_rows, left, right, score_scale, grad_scale, value_scale,
+    batch, total_q, total_k, statistics_rows, left, right, prefix, last_full,
+    score_scale, grad_scale, value_scale,
     q_row, q_head, k_row, k_head, v_row, v_head, d_row, d_head, bias_row, bias_head,
     kv_heads, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr,
-    SHARED_Q: tl.constexpr, ATOMIC_DQ: tl.constexpr,
+    BEYOND: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    ACTIVATION_SET: tl.constexpr, SHARED_Q: tl.constexpr, ATOMIC_DQ: tl.constexpr,
 ):  # fmt: skip
     """dK, dV `[rows, kv_heads, ...]`: one program a key tile and key head, over its query heads."""
     kv_head = tl.program_id(0) % kv_heads
@@ -236,6 +244,12 @@ def key_value_gradient_kernel(
             first, tl.minimum(k_len - first, BLOCK_K), q_len, -shift, right, left,
             HAS_RIGHT, HAS_LEFT, BLOCK_Q,
         )  # fmt: skip
+        free_from = first_free_row(q_len, last_full, BEYOND)
+        if BEYOND != 0:
+            early_lo, early_hi, lo, full_lo, full_hi, hi, late_lo = span_beyond_of_keys(
+                first, tl.minimum(k_len - first, BLOCK_K), q_len, shift, prefix, free_from,
+                lo, full_lo, full_hi, hi, BEYOND, BLOCK_Q,
+            )  # fmt: skip
         dk_sum = tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32)
         dv_sum = tl.zeros([BLOCK_K, BLOCK_DV], dtype=tl.float32)
         for member in range(0, GROUP):
@@ -249,32 +263,50 @@ def key_value_gradient_kernel(
             activation_id = 0
             if ACTIVATION == PER_HEAD:
                 activation_id = tl.load(activation_ids + head)
+            if HAS_RIGHT and (PREFIX & BEYOND) != 0:
+                dk_sum, dv_sum = _key_value_loop(
+                    dk_sum, dv_sum, k_tile, v_tile, early_lo, early_hi, q_base, d_base,
+                    lse_base, delta_base, dq_base, columns,
+                    q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right, prefix,
+                    free_from, score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row,
+                    bias_head, head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
+                    HAS_LEFT, HAS_RIGHT, BEYOND, BIAS, ACTIVATION, ACTIVATION_SET, True, ATOMIC_DQ,
+                )  # fmt: skip
             if HAS_RIGHT:
                 dk_sum, dv_sum = _key_value_loop(
                     dk_sum, dv_sum, k_tile, v_tile, lo, full_lo, q_base, d_base,
                     lse_base, delta_base, dq_base, columns,
-                    q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right,
-                    score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
-                    head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
-                    HAS_LEFT, HAS_RIGHT, BIAS, ACTIVATION, ACTIVATION_SET, True, ATOMIC_DQ,
+                    q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right, prefix,
+                    free_from, score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row,
+                    bias_head, head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
+                    HAS_LEFT, HAS_RIGHT, BEYOND, BIAS, ACTIVATION, ACTIVATION_SET, True, ATOMIC_DQ,
                 )  # fmt: skip
             # Rows past the sequence's end are zeros and carry lse = +inf: no mask is needed there.
             dk_sum, dv_sum = _key_value_loop(
                 dk_sum, dv_sum, k_tile, v_tile, full_lo, full_hi if HAS_LEFT else hi,
                 q_base, d_base, lse_base, delta_base, dq_base, columns,
-                q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right,
-                score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
-                head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
-                HAS_LEFT, HAS_RIGHT, BIAS, ACTIVATION, ACTIVATION_SET, False, ATOMIC_DQ,
+                q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right, prefix,
+                free_from, score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row,
+                bias_head, head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
+                HAS_LEFT, HAS_RIGHT, BEYOND, BIAS, ACTIVATION, ACTIVATION_SET, False, ATOMIC_DQ,
             )  # fmt: skip
             if HAS_LEFT:
                 dk_sum, dv_sum = _key_value_loop(
                     dk_sum, dv_sum, k_tile, v_tile, full_hi, hi, q_base, d_base,
                     lse_base, delta_base, dq_base, columns,
-                    q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right,
-                    score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
-                    head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
-                    HAS_LEFT, HAS_RIGHT, BIAS, ACTIVATION, ACTIVATION_SET, True, ATOMIC_DQ,
+                    q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right, prefix,
+                    free_from, score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row,
+                    bias_head, head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
+                    HAS_LEFT, HAS_RIGHT, BEYOND, BIAS, ACTIVATION, ACTIVATION_SET, True, ATOMIC_DQ,
+                )  # fmt: skip
+            if HAS_LEFT and (LAST & BEYOND) != 0:
+                dk_sum, dv_sum = _key_value_loop(
+                    dk_sum, dv_sum, k_tile, v_tile, late_lo, q_len, q_base, d_base,
+                    lse_base, delta_base, dq_base, columns,
+                    q_row, d_row, kv_heads * GROUP * D, q_len, k_len, shift, left, right, prefix,
+                    free_from, score_scale, grad_scale, bias, bucket_ids, pair_base, bias_row,
+                    bias_head, head, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q,
+                    HAS_LEFT, HAS_RIGHT, BEYOND, BIAS, ACTIVATION, ACTIVATION_SET, True, ATOMIC_DQ,
                 )  # fmt: skip
         store_rows(
             dk + (k_first * kv_heads + kv_head) * D, first, k_len, kv_heads * D,
@@ -308,11 +340,11 @@ def _bias_gradient(
 @triton.jit
 def _query_loop(
     dq, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, lo, hi, k, v, rows, k_row, v_row,
-    q_len, k_len, shift, left, right, score_scale,
+    q_len, k_len, shift, left, right, prefix, free_from, score_scale,
     bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head, activation_id,
     heads, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_K: tl.constexpr, HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr, BIAS: tl.constexpr, BUCKETS: tl.constexpr,
+    HAS_RIGHT: tl.constexpr, BEYOND: tl.constexpr, BIAS: tl.constexpr, BUCKETS: tl.constexpr,
     BUCKET_BLOCK: tl.constexpr, BIAS_GRADIENT: tl.constexpr, ACTIVATION: tl.constexpr,
     ACTIVATION_SET: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
@@ -327,8 +359,9 @@ def _query_loop(
         seen = inside
         if MASK:
             seen = inside & visible(
-                rows[:, None], columns[None, :], k_len, shift, left, right, HAS_LEFT, HAS_RIGHT
-            )
+                rows[:, None], columns[None, :], k_len, shift, left, right, prefix, free_from,
+                HAS_LEFT, HAS_RIGHT, BEYOND,
+            )  # fmt: skip
         if BIAS != 0:
             scores += pair_bias(
                 bias, bucket_ids, pair_base, rows[:, None], columns[None, :], inside, k_len,
@@ -352,12 +385,13 @@ def _query_loop(
 def query_gradient_kernel(
     q, k, v, d_out, statistics, dq, d_bias, bias, bucket_ids, activation_ids,
     q_offsets, k_offsets, pair_offsets, tile_sequence, tile_block,
-    batch, total_q, total_k, statistics_rows, left, right, score_scale, grad_scale,
+    batch, total_q, total_k, statistics_rows, left, right, prefix, last_full,
+    score_scale, grad_scale,
     q_row, q_head, k_row, k_head, v_row, v_head, d_row, d_head, bias_row, bias_head,
     heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
-    BIAS: tl.constexpr, BUCKETS: tl.constexpr, BUCKET_BLOCK: tl.constexpr,
+    BEYOND: tl.constexpr, BIAS: tl.constexpr, BUCKETS: tl.constexpr, BUCKET_BLOCK: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr, ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr,
     SHARED_Q: tl.constexpr,
 ):  # fmt: skip
@@ -407,33 +441,51 @@ def query_gradient_kernel(
             first_row, tl.minimum(q_len - first_row, BLOCK_Q), k_len, shift, left, right,
             HAS_LEFT, HAS_RIGHT, BLOCK_K,
         )  # fmt: skip
+        free_from = first_free_row(q_len, last_full, BEYOND)
+        if BEYOND != 0:
+            early, lo, full_lo, full_hi, hi = span_beyond_of_queries(
+                first_row, tl.minimum(q_len - first_row, BLOCK_Q), k_len, shift, prefix, free_from,
+                lo, full_lo, full_hi, hi, BEYOND, BLOCK_K,
+            )  # fmt: skip
         dq_sum = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
         bucket_sums = tl.zeros([BUCKET_BLOCK], dtype=tl.float32)
         # A bias on padded keys breaks "score 0", so with a bias the last tile is masked too.
         TAIL: tl.constexpr = HAS_RIGHT or BIAS != 0
+        if HAS_LEFT and (PREFIX & BEYOND) != 0:
+            dq_sum, bucket_sums = _query_loop(
+                dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, 0, early,
+                k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right,
+                prefix, free_from, score_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
+                d_bias, head, activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT,
+                HAS_RIGHT, BEYOND, BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION,
+                ACTIVATION_SET, True,
+            )  # fmt: skip
         if HAS_LEFT:
             dq_sum, bucket_sums = _query_loop(
                 dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, lo, full_lo,
-                k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right, score_scale,
-                bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head,
-                activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
-                BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION, ACTIVATION_SET, True,
+                k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right,
+                prefix, free_from, score_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
+                d_bias, head, activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT,
+                HAS_RIGHT, BEYOND, BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION,
+                ACTIVATION_SET, True,
             )  # fmt: skip
         dq_sum, bucket_sums = _query_loop(
             dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, full_lo,
             full_hi if TAIL else hi,
-            k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right, score_scale,
-            bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head,
-            activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
-            BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION, ACTIVATION_SET, False,
+            k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right,
+            prefix, free_from, score_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
+            d_bias, head, activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT,
+            HAS_RIGHT, BEYOND, BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION,
+            ACTIVATION_SET, False,
         )  # fmt: skip
         if TAIL:
             dq_sum, bucket_sums = _query_loop(
                 dq_sum, bucket_sums, q_tile, d_tile, lse_tile, delta_tile, full_hi, hi,
-                k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right, score_scale,
-                bias, bucket_ids, pair_base, bias_row, bias_head, d_bias, head,
-                activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
-                BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION, ACTIVATION_SET, True,
+                k_base, v_base, rows, k_row, v_row, q_len, k_len, shift, left, right,
+                prefix, free_from, score_scale, bias, bucket_ids, pair_base, bias_row, bias_head,
+                d_bias, head, activation_id, heads, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT,
+                HAS_RIGHT, BEYOND, BIAS, BUCKETS, BUCKET_BLOCK, BIAS_GRADIENT, ACTIVATION,
+                ACTIVATION_SET, True,
             )  # fmt: skip
         store_rows(
             dq + (d_first * heads + head) * D, first_row, q_len, heads * D,

@@ -19,6 +19,7 @@ from jagbench.impl.kernels.attention_backward import (
 )
 from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
 from jagbench.impl.kernels.interpreter import INTERPRET
+from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.relaunch import relaunch, traits
 from jagbench.impl.kernels.schedule import TileList, build_tile_list
 from jagbench.impl.kernels.tuning import (
@@ -34,30 +35,6 @@ from jagbench.pairs import attention_flops, visible_pairs
 _PAD = STATISTICS_PAD.value
 # Mean lengths from which, and up to which, other tiles are faster (tuning._TABLE).
 _LONG_KEYS, _FEW_QUERIES = 768, 64
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Window in kernel form: bounds with -1 for unbounded, and the alignment."""
-
-    left: int
-    right: int
-    align_end: bool
-
-    @property
-    def constants(self) -> dict[str, bool]:
-        """The kernels' compile-time parameters."""
-        bounded = self.left >= 0 or self.right >= 0
-        return {
-            "HAS_LEFT": self.left >= 0,
-            "HAS_RIGHT": self.right >= 0,
-            "ALIGN_END": self.align_end and bounded,
-        }
-
-    @property
-    def span(self) -> int | None:
-        """Most rows of the other side that one row can see; None if unbounded."""
-        return self.left + self.right + 1 if self.left >= 0 and self.right >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -144,15 +121,12 @@ def flops_of_offsets(
     v: Tensor,
     q_offsets: Tensor | None,
     k_offsets: Tensor,
-    left: int,
-    right: int,
-    align_end: bool,
+    mask: list[int],
 ) -> int:
     """Useful FLOP of a forward pass, from the offsets' values (for torch's FLOP counter)."""
     k_lengths = k_offsets.diff()
     rows = torch.full_like(k_lengths, q.shape[0]) if q_offsets is None else q_offsets.diff()
-    window = (None if left < 0 else left, None if right < 0 else right)
-    pairs = visible_pairs(rows, k_lengths, align="end" if align_end else "start", window=window)
+    pairs = visible_pairs(rows, k_lengths, **Mask.decode(mask).as_options)
     return attention_flops(int(pairs.sum()), q.shape[1], q.shape[2], v.shape[2])
 
 
@@ -350,12 +324,12 @@ def _key_value_gradients(
             q, k, v, d_out, _or(call.statistics, q), _or(dq, q), dk, dv,
             bias.values, bias.bucket_ids, call.activation_ids,
             q_offsets, k_offsets, bias.pair_offsets, items.sequence, items.block,
-            g.batch, g.total_q, g.total_k, _statistics_rows(call), mask.left, mask.right,
+            g.batch, g.total_q, g.total_k, _statistics_rows(call), *mask.numbers,
             call.score_scale, call.grad_scale, call.value_scale,
             *_common_strides(q, k, v, d_out, bias),
             kv_heads=g.kv_heads, GROUP=g.group, D=g.qk_dim, DV=g.v_dim,
             BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
-            BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
+            BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.portable,
             BIAS=bias.kind, ACTIVATION=call.activation,
             ACTIVATION_SET=call.activation_set, SHARED_Q=g.shared_q, ATOMIC_DQ=atomic,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -387,11 +361,11 @@ def _query_gradient(
             q, k, v, d_out, _or(call.statistics, q), dq, d_bias,
             bias.values, bias.bucket_ids, call.activation_ids,
             q_offsets, k_offsets, bias.pair_offsets, items.sequence, items.block,
-            g.batch, g.total_q, g.total_k, _statistics_rows(call), mask.left, mask.right,
+            g.batch, g.total_q, g.total_k, _statistics_rows(call), *mask.numbers,
             call.score_scale, call.grad_scale, *_common_strides(q, k, v, d_out, bias),
             heads=g.heads, group=g.group, D=g.qk_dim, DV=g.v_dim,
             BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
-            BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
+            BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.portable,
             BIAS=bias.kind, BUCKETS=buckets, BUCKET_BLOCK=padded(buckets),
             BIAS_GRADIENT=d_bias is not None, ACTIVATION=call.activation,
             ACTIVATION_SET=call.activation_set, SHARED_Q=g.shared_q,

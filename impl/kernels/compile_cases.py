@@ -18,6 +18,7 @@ from jagbench.impl.kernels.hopper.forward_launch import (
     forward_tiles,
 )
 from jagbench.impl.kernels.norm_compile_cases import NORM_CASES
+from jagbench.impl.kernels.tiles import LAST, LAST_CAUSAL, PREFIX
 from jagbench.impl.kernels.tuning import Kernel, TileConfig, padded, table_config
 
 _PACKAGE = "jagbench.impl.kernels"
@@ -41,6 +42,7 @@ _PARKED, _FEW = 256, 16
 _STRIDES = ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")
 _OFFSETS = ("q_offsets", "k_offsets")
 _WINDOW: dict[str, Any] = {"HAS_LEFT": True, "HAS_RIGHT": True, "ALIGN_END": True}
+_BEYOND_NAMES = ("BEYOND", "prefix", "last_full")
 _COUNTS = dict.fromkeys(("batch", "total_q", "total_k", "left", "right", "heads", "group"), "i32")
 
 
@@ -63,6 +65,7 @@ def _sizes(dim: int, config: TileConfig) -> dict[str, Any]:
         "D": dim, "DV": dim, "BLOCK_D": padded(dim), "BLOCK_DV": padded(dim),
         "BLOCK_Q": config.block_q, "BLOCK_K": config.block_k,
         "HAS_LEFT": False, "HAS_RIGHT": False, "ALIGN_END": False, "SHARED_Q": False,
+        "BEYOND": 0, "prefix": None, "last_full": None,
     }  # fmt: skip
 
 
@@ -82,8 +85,11 @@ def _case(
     config = table_config(table, _DTYPES[dtype], dim, dim, room)
     sizes = _sizes(dim, config)
     if not mask:
-        sizes = {k: v for k, v in sizes.items() if k not in _WINDOW}
+        sizes = {k: v for k, v in sizes.items() if k not in _WINDOW and k not in _BEYOND_NAMES}
     merged = {**sizes, **constants}
+    if merged.get("BEYOND"):
+        signature = {**signature, "prefix": "i32", "last_full": "i32"}
+        merged = {k: v for k, v in merged.items() if k not in ("prefix", "last_full")}
     live = {key: kind for key, kind in signature.items() if key not in merged}
     aligned = tuple(k for k, kind in live.items() if kind.startswith("*") or k in _STRIDES)
     ieee = dtype == "fp32"
@@ -328,6 +334,9 @@ _CAUSAL: dict[str, Any] = {"HAS_RIGHT": True, "ALIGN_END": True}
 _FOLDED: dict[str, Any] = {**_CAUSAL, "FOLDED": True}
 _FOLDED_WINDOW: dict[str, Any] = {**_WINDOW, "FOLDED": True, "HEADS_APART": True}
 _SUBTRACT, _EDGES, _EVERY = 2, 1, 0
+#: A window with a prefix and last queries; the same, causal.
+_BOTH: dict[str, Any] = {**_WINDOW, "BEYOND": PREFIX.value | LAST.value}
+_BOTH_CAUSAL: dict[str, Any] = {**_WINDOW, "BEYOND": _BOTH["BEYOND"] | LAST_CAUSAL.value}
 
 CASES: tuple[CompileCase, ...] = (
     _softmax_forward("bf16", 128, _EVERY, "v1"),
@@ -341,19 +350,26 @@ CASES: tuple[CompileCase, ...] = (
     _softmax_short_keys("bf16", 128),
     _softmax_forward("bf16", 128, _EDGES, "causal", **_CAUSAL),
     _softmax_forward("bf16", 128, _EDGES, "window", **_WINDOW),
+    _softmax_forward("bf16", 128, _EDGES, "prefix_last", **_BOTH),
+    _softmax_forward("bf16", 128, _EDGES, "prefix_last_causal", **_BOTH_CAUSAL),
     _gdpa_forward("bf16", 128, _FAST_GELU, "fast_gelu"),
     _gdpa_forward("bf16", 64, ACTIVATION_IDS["gelu"], "gelu"),
     _gdpa_forward(
         "bf16", 128, PER_HEAD.value, "per_head", ACTIVATION_SET=activation_set(("silu", "relu"))
     ),
     _gdpa_forward("bf16", 128, _FAST_GELU, "window", **_WINDOW),
+    _gdpa_forward("bf16", 128, _FAST_GELU, "prefix_last_causal", **_BOTH_CAUSAL),
     _gdpa_short_keys("bf16", 128, 1),
     _gdpa_short_keys("bf16", 128, 2),
     _gradient("key_value_gradient", "bf16", 128, SOFTMAX.value, "softmax"),
     _gradient("key_value_gradient", "bf16", 128, SOFTMAX.value, "causal", **_CAUSAL),
+    _gradient("key_value_gradient", "bf16", 128, SOFTMAX.value, "window", **_WINDOW),
+    _gradient("key_value_gradient", "bf16", 128, SOFTMAX.value, "prefix_last", **_BOTH),
     _gradient("key_value_gradient", "bf16", 64, _FAST_GELU, "fast_gelu"),
     _gradient("key_value_gradient", "bf16", 128, _FAST_GELU, "fast_gelu"),
     _gradient("query_gradient", "bf16", 128, SOFTMAX.value, "softmax"),
+    _gradient("query_gradient", "bf16", 128, SOFTMAX.value, "window", **_WINDOW),
+    _gradient("query_gradient", "bf16", 128, SOFTMAX.value, "prefix_last_causal", **_BOTH_CAUSAL),
     _gradient("query_gradient", "bf16", 64, SOFTMAX.value, "softmax"),
     _gradient("query_gradient", "bf16", 128, _FAST_GELU, "fast_gelu"),
     _gradient("query_gradient", "fp32", 64, SOFTMAX.value, "softmax"),

@@ -12,18 +12,15 @@ from torch.utils.flop_counter import register_flop_formula
 from jagbench.impl.kernels.activations import ACTIVATION_IDS, PER_HEAD, activation_set
 from jagbench.impl.kernels.arguments import (
     Geometry,
-    check_align,
     check_arguments,
     check_both_offsets,
     empty_output,
     geometry_of,
     kernel_layout,
     tensor_arguments,
-    window_bounds,
 )
 from jagbench.impl.kernels.attention_launch import (
     BackwardCall,
-    Mask,
     Needs,
     attention_gradients,
     check_repeatable,
@@ -33,6 +30,7 @@ from jagbench.impl.kernels.attention_launch import (
 )
 from jagbench.impl.kernels.gdpa_forward import gdpa_forward_kernel, gdpa_short_keys_kernel
 from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
+from jagbench.impl.kernels.mask import Mask, mask_of
 from jagbench.impl.kernels.operators import define, differentiable
 from jagbench.impl.kernels.schedule import build_tile_list
 from jagbench.impl.kernels.tuning import (
@@ -66,6 +64,8 @@ def gdpa(
     causal: bool = False,
     align: str = "end",
     window: tuple[int | None, int | None] | None = None,
+    prefix: int = 0,
+    last_full: int = 0,
     max_q_len: int | None = None,
     max_k_len: int | None = None,
     deterministic: bool = False,
@@ -85,8 +85,7 @@ def gdpa(
     Raises ValueError for malformed arguments, NotImplementedError for what no kernel does yet.
     Source: PyTorch blog "Generalized Dot-Product Attention" (2026-03); Kunlun, arXiv 2602.10016.
     """
-    align_end = check_align(NAME, align)
-    left, right = window_bounds(NAME, causal, window)
+    mask = mask_of(NAME, causal, align, window, prefix, last_full)
     plan = as_schedule(NAME, schedule)
     q, k, v, q_offsets, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
     check_arguments(NAME, q, k, v, q_offsets, k_offsets)
@@ -94,7 +93,7 @@ def gdpa(
         check_repeatable(NAME, plan, q, k, v)
     out: Tensor = _differentiable_op(
         q, k, v, q_offsets, k_offsets, _activation_codes(activation, q.shape[1]),
-        float(pre_scale), float(post_scale), left, right, align_end,
+        float(pre_scale), float(post_scale), mask.encode(),
         -1 if max_k_len is None else int(max_k_len), plan.encode(repeatable=deterministic),
     )  # fmt: skip
     return out
@@ -148,9 +147,7 @@ def _forward(
     activation: list[int],
     pre_scale: float,
     post_scale: float,
-    left: int,
-    right: int,
-    align_end: bool,
+    mask: list[int],
     max_k_len: int,
     schedule: list[int],
 ) -> Tensor:
@@ -158,15 +155,15 @@ def _forward(
     require_device(NAME, q)
     geometry = geometry_of(q, k, v, q_offsets, k_offsets)
     check_both_offsets(NAME, geometry, q_offsets, k_offsets)
-    plan, mask = Schedule.decode(schedule), Mask(left, right, align_end)
+    plan, seen = Schedule.decode(schedule), Mask.decode(mask)
     scales = (pre_scale, post_scale)
     with torch.cuda.device_of(q):
-        if takes_hopper(NAME, plan.forward_tier, q, k, v, geometry, mask, 0, activation):
+        if takes_hopper(NAME, plan.forward_tier, q, k, v, geometry, seen, 0, activation):
             return _forward_on_hopper(
-                q, k, v, q_offsets, k_offsets, geometry, mask, activation[0], scales, max_k_len
+                q, k, v, q_offsets, k_offsets, geometry, seen, activation[0], scales, max_k_len
             )
         return _portable_forward(
-            q, k, v, q_offsets, k_offsets, geometry, mask, plan, activation, scales, max_k_len
+            q, k, v, q_offsets, k_offsets, geometry, seen, plan, activation, scales, max_k_len
         )
 
 
@@ -235,11 +232,11 @@ def _launch_walk(
     code, chosen, ids = _activation_arguments(activation, q.device)
     gdpa_forward_kernel[(min(grid, multiprocessors(q)) if persistent else grid,)](
         q, k, v, out, ids, q_offsets, k_offsets, items.sequence, items.block, items.count,
-        g.batch, g.total_q, g.total_k, mask.left, mask.right, *scales,
+        g.batch, g.total_q, g.total_k, *mask.numbers, *scales,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         heads=g.heads, group=g.group, D=g.qk_dim, DV=g.v_dim,
         BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
-        BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
+        BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.portable,
         ACTIVATION=code, ACTIVATION_SET=chosen, SHARED_Q=g.shared_q, PERSISTENT=persistent,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
@@ -260,13 +257,13 @@ def _launch_short_keys(
     code, chosen, ids = _activation_arguments(activation, q.device)
     gdpa_short_keys_kernel[(grid,)](
         q, k, v, out, ids, q_offsets, k_offsets, items.sequence, items.block,
-        g.batch, g.total_q, g.total_k, mask.left, mask.right, *scales,
+        g.batch, g.total_q, g.total_k, *mask.numbers, *scales,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         heads=g.heads, group=g.group, D=g.qk_dim, DV=g.v_dim,
         BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
         BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k,
         KEY_TILES=resident, CHUNK=_CHUNK,
-        **mask.constants, ACTIVATION=code, ACTIVATION_SET=chosen, SHARED_Q=g.shared_q,
+        **mask.portable, ACTIVATION=code, ACTIVATION_SET=chosen, SHARED_Q=g.shared_q,
         NUM_STAGES=tiles.num_stages, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out
@@ -281,9 +278,7 @@ def _forward_fake(
     activation: list[int],
     pre_scale: float,
     post_scale: float,
-    left: int,
-    right: int,
-    align_end: bool,
+    mask: list[int],
     max_k_len: int,
     schedule: list[int],
 ) -> Tensor:
@@ -300,9 +295,7 @@ def _backward(
     activation: list[int],
     pre_scale: float,
     post_scale: float,
-    left: int,
-    right: int,
-    align_end: bool,
+    mask: list[int],
     schedule: list[int],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -313,7 +306,7 @@ def _backward(
     with torch.cuda.device_of(q):
         call = BackwardCall(
             geometry=geometry,
-            mask=Mask(left, right, align_end),
+            mask=Mask.decode(mask),
             schedule=Schedule.decode(schedule),
             activation=code,
             activation_set=chosen,
@@ -339,9 +332,7 @@ def _backward_fake(
     activation: list[int],
     pre_scale: float,
     post_scale: float,
-    left: int,
-    right: int,
-    align_end: bool,
+    mask: list[int],
     schedule: list[int],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -355,8 +346,8 @@ def _backward_fake(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     q, k, v, q_offsets, k_offsets, *constants = inputs
     ctx.save_for_backward(q, k, v, q_offsets, k_offsets)
-    activation, pre, post, left, right, align_end, _, schedule = constants
-    ctx.constants = (activation, pre, post, left, right, align_end, schedule)
+    activation, pre, post, mask, _, schedule = constants
+    ctx.constants = (activation, pre, post, mask, schedule)
 
 
 def _autograd(ctx: Any, wanted: tuple[bool, ...], d_out: Tensor) -> tuple[Any, ...]:
@@ -368,7 +359,7 @@ def _autograd(ctx: Any, wanted: tuple[bool, ...], d_out: Tensor) -> tuple[Any, .
         dk if wanted[1] else None,
         dv if wanted[2] else None,
     )
-    return (*gradients, *(None,) * 10)
+    return (*gradients, *(None,) * 8)
 
 
 _forward_op = define("gdpa_forward", _forward, _forward_fake)
@@ -379,16 +370,15 @@ _differentiable_op = differentiable(_forward_op, _setup, _autograd)
 @register_flop_formula(torch.ops.jagbench.gdpa_forward, get_raw=True)
 def _forward_flops(
     q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, activation: Any, pre_scale: float,
-    post_scale: float, left: int, right: int, align_end: bool, *args: Any, **kwargs: Any,
+    post_scale: float, mask: list[int], *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
-    return flops_of_offsets(q, v, q_offsets, k_offsets, left, right, align_end)
+    return flops_of_offsets(q, v, q_offsets, k_offsets, mask)
 
 
 @register_flop_formula(torch.ops.jagbench.gdpa_backward, get_raw=True)
 def _backward_flops(
     d_out: Any, q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, activation: Any,
-    pre_scale: float, post_scale: float, left: int, right: int, align_end: bool,
-    *args: Any, **kwargs: Any,
+    pre_scale: float, post_scale: float, mask: list[int], *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
     # Five matrix products against the forward's two: the scores are recomputed.
-    return flops_of_offsets(q, v, q_offsets, k_offsets, left, right, align_end) * 5 // 2
+    return flops_of_offsets(q, v, q_offsets, k_offsets, mask) * 5 // 2

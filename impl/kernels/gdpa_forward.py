@@ -18,8 +18,11 @@ from jagbench.impl.kernels.interpreter import dot, round_to
 from jagbench.impl.kernels.schedule import zigzag_index
 from jagbench.impl.kernels.tiles import (
     COUNTS,
+    PREFIX,
+    first_free_row,
     load_rows,
     other_rows,
+    span_beyond_of_queries,
     store_rows,
     tile_rows,
     visible,
@@ -29,9 +32,9 @@ from jagbench.impl.kernels.tiles import (
 
 @triton.jit
 def _weights(
-    scores, rows, columns, k_len, shift, left, right, activation_id,
+    scores, rows, columns, k_len, shift, left, right, prefix, free_from, activation_id,
     ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASK: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BEYOND: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """act of a tile of scores; masked pairs are set to 0 afterwards, as act(0) may not be 0."""
     if ACTIVATION == PER_HEAD:
@@ -40,18 +43,19 @@ def _weights(
         weights = activate(scores, ACTIVATION)
     if MASK:
         seen = visible(
-            rows[:, None], columns[None, :], k_len, shift, left, right, HAS_LEFT, HAS_RIGHT
-        )
+            rows[:, None], columns[None, :], k_len, shift, left, right, prefix, free_from,
+            HAS_LEFT, HAS_RIGHT, BEYOND,
+        )  # fmt: skip
         weights = tl.where(seen, weights, 0.0)
     return weights
 
 
 @triton.jit
 def _accumulate(
-    accumulator, q_tile, lo, hi, k, v, k_row, v_row, rows, k_len, shift, left, right, pre_scale,
-    activation_id,
+    accumulator, q_tile, lo, hi, k, v, k_row, v_row, rows, k_len, shift, left, right, prefix,
+    free_from, pre_scale, activation_id,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_K: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    BLOCK_K: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BEYOND: tl.constexpr,
     ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr, MASK: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -62,8 +66,8 @@ def _accumulate(
         v_tile = load_rows(v, first, k_len, v_row, BLOCK_K, DV, BLOCK_DV)
         scores = dot(q_tile, tl.trans(k_tile)) * pre_scale
         weights = _weights(
-            scores, rows, first + tl.arange(0, BLOCK_K), k_len, shift, left, right, activation_id,
-            ACTIVATION, ACTIVATION_SET, HAS_LEFT, HAS_RIGHT, MASK,
+            scores, rows, first + tl.arange(0, BLOCK_K), k_len, shift, left, right, prefix,
+            free_from, activation_id, ACTIVATION, ACTIVATION_SET, HAS_LEFT, HAS_RIGHT, BEYOND, MASK,
         )  # fmt: skip
         accumulator = dot(round_to(weights, DTYPE), v_tile, accumulator)
     return accumulator
@@ -71,11 +75,12 @@ def _accumulate(
 
 @triton.jit
 def _walk_keys(
-    q_tile, first_row, q_len, k_len, k, v, k_row, v_row, shift, left, right, pre_scale,
-    activation_id,
+    q_tile, first_row, q_len, k_len, k, v, k_row, v_row, shift, left, right, prefix, last_full,
+    pre_scale, activation_id,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr, DTYPE: tl.constexpr,
+    BEYOND: tl.constexpr, ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Output tile `[BLOCK_Q, BLOCK_DV]` of one query tile over every visible key tile."""
     rows = first_row + tl.arange(0, BLOCK_Q)
@@ -83,23 +88,36 @@ def _walk_keys(
         first_row, tl.minimum(q_len - first_row, BLOCK_Q), k_len, shift, left, right,
         HAS_LEFT, HAS_RIGHT, BLOCK_K,
     )  # fmt: skip
+    free_from = first_free_row(q_len, last_full, BEYOND)
     accumulator = tl.zeros([BLOCK_Q, BLOCK_DV], dtype=tl.float32)
+    if BEYOND != 0:
+        early, lo, full_lo, full_hi, hi = span_beyond_of_queries(
+            first_row, tl.minimum(q_len - first_row, BLOCK_Q), k_len, shift, prefix, free_from,
+            lo, full_lo, full_hi, hi, BEYOND, BLOCK_K,
+        )  # fmt: skip
+    if HAS_LEFT and (PREFIX & BEYOND) != 0:
+        accumulator = _accumulate(
+            accumulator, q_tile, 0, early, k, v, k_row, v_row, rows, k_len, shift, left, right,
+            prefix, free_from, pre_scale, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K,
+            HAS_LEFT, HAS_RIGHT, BEYOND, ACTIVATION, ACTIVATION_SET, True, DTYPE,
+        )  # fmt: skip
     if HAS_LEFT:
         accumulator = _accumulate(
             accumulator, q_tile, lo, full_lo, k, v, k_row, v_row, rows, k_len, shift, left, right,
-            pre_scale, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
-            ACTIVATION, ACTIVATION_SET, True, DTYPE,
+            prefix, free_from, pre_scale, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K,
+            HAS_LEFT, HAS_RIGHT, BEYOND, ACTIVATION, ACTIVATION_SET, True, DTYPE,
         )  # fmt: skip
     accumulator = _accumulate(
         accumulator, q_tile, full_lo, full_hi if HAS_RIGHT else hi, k, v, k_row, v_row, rows,
-        k_len, shift, left, right, pre_scale, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K,
-        HAS_LEFT, HAS_RIGHT, ACTIVATION, ACTIVATION_SET, False, DTYPE,
+        k_len, shift, left, right, prefix, free_from, pre_scale, activation_id,
+        D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT, BEYOND, ACTIVATION, ACTIVATION_SET,
+        False, DTYPE,
     )  # fmt: skip
     if HAS_RIGHT:
         accumulator = _accumulate(
             accumulator, q_tile, full_hi, hi, k, v, k_row, v_row, rows, k_len, shift, left, right,
-            pre_scale, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT,
-            ACTIVATION, ACTIVATION_SET, True, DTYPE,
+            prefix, free_from, pre_scale, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_K,
+            HAS_LEFT, HAS_RIGHT, BEYOND, ACTIVATION, ACTIVATION_SET, True, DTYPE,
         )  # fmt: skip
     return accumulator
 
@@ -107,11 +125,11 @@ def _walk_keys(
 @triton.jit
 def _forward_tile(
     q, k, v, out, activation_ids, q_offsets, k_offsets, sequence, block, head,
-    batch, total_q, total_k, left, right, pre_scale, post_scale,
+    batch, total_q, total_k, left, right, prefix, last_full, pre_scale, post_scale,
     q_row, q_head, k_row, k_head, v_row, v_head,
     heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr, BEYOND: tl.constexpr,
     ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr, SHARED_Q: tl.constexpr,
 ):  # fmt: skip
     """One tile of query rows of one sequence and head."""
@@ -132,9 +150,9 @@ def _forward_tile(
         shift = k_len - q_len
     accumulator = _walk_keys(
         q_tile, first_row, q_len, k_len, k + k_first * k_row + kv_head * k_head,
-        v + k_first * v_row + kv_head * v_head, k_row, v_row, shift, left, right, pre_scale,
-        activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K, HAS_LEFT, HAS_RIGHT,
-        ACTIVATION, ACTIVATION_SET, DTYPE,
+        v + k_first * v_row + kv_head * v_head, k_row, v_row, shift, left, right, prefix, last_full,
+        pre_scale, activation_id, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K, HAS_LEFT, HAS_RIGHT,
+        BEYOND, ACTIVATION, ACTIVATION_SET, DTYPE,
     )  # fmt: skip
     out_first = q_first
     if SHARED_Q:
@@ -148,11 +166,11 @@ def _forward_tile(
 @triton.jit(do_not_specialize=COUNTS)
 def gdpa_forward_kernel(
     q, k, v, out, activation_ids, q_offsets, k_offsets, tile_sequence, tile_block, tile_count,
-    batch, total_q, total_k, left, right, pre_scale, post_scale,
+    batch, total_q, total_k, left, right, prefix, last_full, pre_scale, post_scale,
     q_row, q_head, k_row, k_head, v_row, v_head,
     heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr, BEYOND: tl.constexpr,
     ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr, SHARED_Q: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
@@ -167,10 +185,11 @@ def gdpa_forward_kernel(
                 _forward_tile(
                     q, k, v, out, activation_ids, q_offsets, k_offsets,
                     tl.load(tile_sequence + item // heads), tl.load(tile_block + item // heads),
-                    item % heads, batch, total_q, total_k, left, right, pre_scale, post_scale,
+                    item % heads, batch, total_q, total_k, left, right, prefix, last_full,
+                    pre_scale, post_scale,
                     q_row, q_head, k_row, k_head, v_row, v_head,
                     heads, group, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K,
-                    HAS_LEFT, HAS_RIGHT, ALIGN_END, ACTIVATION, ACTIVATION_SET, SHARED_Q,
+                    HAS_LEFT, HAS_RIGHT, ALIGN_END, BEYOND, ACTIVATION, ACTIVATION_SET, SHARED_Q,
                 )  # fmt: skip
     else:
         item = tl.program_id(0)
@@ -179,22 +198,22 @@ def gdpa_forward_kernel(
             _forward_tile(
                 q, k, v, out, activation_ids, q_offsets, k_offsets,
                 sequence, tl.load(tile_block + item // heads), item % heads,
-                batch, total_q, total_k, left, right, pre_scale, post_scale,
+                batch, total_q, total_k, left, right, prefix, last_full, pre_scale, post_scale,
                 q_row, q_head, k_row, k_head, v_row, v_head,
                 heads, group, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K,
-                HAS_LEFT, HAS_RIGHT, ALIGN_END, ACTIVATION, ACTIVATION_SET, SHARED_Q,
+                HAS_LEFT, HAS_RIGHT, ALIGN_END, BEYOND, ACTIVATION, ACTIVATION_SET, SHARED_Q,
             )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def gdpa_short_keys_kernel(
     q, k, v, out, activation_ids, q_offsets, k_offsets, chunk_sequence, chunk_index,
-    batch, total_q, total_k, left, right, pre_scale, post_scale,
+    batch, total_q, total_k, left, right, prefix, last_full, pre_scale, post_scale,
     q_row, q_head, k_row, k_head, v_row, v_head,
     heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     KEY_TILES: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr, BEYOND: tl.constexpr,
     ACTIVATION: tl.constexpr, ACTIVATION_SET: tl.constexpr, SHARED_Q: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -230,6 +249,7 @@ def gdpa_short_keys_kernel(
             k_0 = load_rows(k_base, tl.zeros([], tl.int32), k_len, k_row, BLOCK_K, D, BLOCK_D)
             v_0 = load_rows(v_base, tl.zeros([], tl.int32), k_len, v_row, BLOCK_K, DV, BLOCK_DV)
             columns = tl.arange(0, BLOCK_K)
+            free_from = first_free_row(q_len, last_full, BEYOND)
             if KEY_TILES == 2:
                 second = tl.full([], BLOCK_K, tl.int32)
                 k_1 = load_rows(k_base, second, k_len, k_row, BLOCK_K, D, BLOCK_D)
@@ -240,15 +260,15 @@ def gdpa_short_keys_kernel(
                 rows = first_row + tl.arange(0, BLOCK_Q)
                 weights = _weights(
                     dot(q_tile, tl.trans(k_0)) * pre_scale, rows, columns, k_len, shift,
-                    left, right, activation_id, ACTIVATION, ACTIVATION_SET,
-                    HAS_LEFT, HAS_RIGHT, MASK,
+                    left, right, prefix, free_from, activation_id, ACTIVATION, ACTIVATION_SET,
+                    HAS_LEFT, HAS_RIGHT, BEYOND, MASK,
                 )  # fmt: skip
                 accumulator = dot(round_to(weights, DTYPE), v_0)
                 if KEY_TILES == 2:
                     weights = _weights(
                         dot(q_tile, tl.trans(k_1)) * pre_scale, rows, BLOCK_K + columns, k_len,
-                        shift, left, right, activation_id, ACTIVATION, ACTIVATION_SET,
-                        HAS_LEFT, HAS_RIGHT, MASK,
+                        shift, left, right, prefix, free_from, activation_id, ACTIVATION,
+                        ACTIVATION_SET, HAS_LEFT, HAS_RIGHT, BEYOND, MASK,
                     )  # fmt: skip
                     accumulator = dot(round_to(weights, DTYPE), v_1, accumulator)
                 store_rows(
@@ -261,8 +281,9 @@ def gdpa_short_keys_kernel(
                 q_tile = load_rows(q_base, first_row, q_len, q_row, BLOCK_Q, D, BLOCK_D)
                 accumulator = _walk_keys(
                     q_tile, first_row, q_len, k_len, k_base, v_base, k_row, v_row, shift,
-                    left, right, pre_scale, activation_id, D, DV, BLOCK_D, BLOCK_DV,
-                    BLOCK_Q, BLOCK_K, HAS_LEFT, HAS_RIGHT, ACTIVATION, ACTIVATION_SET, DTYPE,
+                    left, right, prefix, last_full, pre_scale, activation_id, D, DV, BLOCK_D,
+                    BLOCK_DV, BLOCK_Q, BLOCK_K, HAS_LEFT, HAS_RIGHT, BEYOND, ACTIVATION,
+                    ACTIVATION_SET, DTYPE,
                 )  # fmt: skip
                 store_rows(
                     out_base, first_row, q_len, heads * DV,

@@ -15,7 +15,6 @@ from jagbench.bias import BucketedBias
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import (
     Geometry,
-    check_align,
     check_arguments,
     check_both_offsets,
     empty_output,
@@ -23,12 +22,10 @@ from jagbench.impl.kernels.arguments import (
     kernel_layout,
     tensor_arguments,
     version,
-    window_bounds,
 )
 from jagbench.impl.kernels.attention_launch import (
     BackwardCall,
     Bias,
-    Mask,
     Needs,
     attention_gradients,
     check_repeatable,
@@ -40,6 +37,7 @@ from jagbench.impl.kernels.attention_launch import (
 )
 from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
 from jagbench.impl.kernels.jagged_attention_launch import LOG2E, launch_forward
+from jagbench.impl.kernels.mask import Mask, mask_of
 from jagbench.impl.kernels.operators import define, differentiable
 from jagbench.impl.kernels.schedule import build_tile_list
 from jagbench.impl.kernels.tuning import Schedule, Tier, as_schedule, note_tier, tile_config
@@ -63,6 +61,8 @@ def jagged_attention(
     causal: bool = False,
     align: str = "end",
     window: tuple[int | None, int | None] | None = None,
+    prefix: int = 0,
+    last_full: int = 0,
     bias: Tensor | BucketedBias | None = None,
     max_q_len: int | None = None,
     max_k_len: int | None = None,
@@ -77,7 +77,8 @@ def jagged_attention(
         kv_heads divides heads. One dtype of float32, float16, bfloat16; head dims 1 to 256.
     q_offsets, k_offsets: `[batch + 1]`, int32 or int64, from 0, non-decreasing. Rows past the last
         offset are padding: never read into a result; 0 in outputs and gradients.
-    scale: defaults to 1 / sqrt(qk_dim). causal, align, window: see `jagbench.pairs`.
+    scale: defaults to 1 / sqrt(qk_dim).
+    causal, align, window, prefix, last_full: which keys a query sees, see `jagbench.pairs`.
     bias: `[sum of len_q * len_k, heads or 1]`, row-major per sequence, or a `BucketedBias`.
     max_q_len: not needed. max_k_len: a hint; at most 64 chooses the kernel that keeps a sequence's
         keys on chip. A sequence that is longer all the same is computed in full.
@@ -95,8 +96,7 @@ def jagged_attention(
     Raises ValueError for malformed arguments, NotImplementedError for what no kernel does yet.
     Source: arXiv 2409.15373; the backward is that of FlashAttention-2 (arXiv 2307.08691, sec. 3.1).
     """
-    align_end = check_align(NAME, align)
-    left, right = window_bounds(NAME, causal, window)
+    mask = mask_of(NAME, causal, align, window, prefix, last_full)
     plan = as_schedule(NAME, schedule)
     q, k, v, q_offsets, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
     geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
@@ -105,7 +105,7 @@ def jagged_attention(
         check_repeatable(NAME, plan, q, k, v, values)
     factor = 1.0 / math.sqrt(q.shape[2]) if scale is None else float(scale)
     out, lse = _differentiable_op(
-        q, k, v, q_offsets, k_offsets, values, bucket_ids, factor, left, right, align_end,
+        q, k, v, q_offsets, k_offsets, values, bucket_ids, factor, mask.encode(),
         -1 if max_k_len is None else int(max_k_len), plan.encode(repeatable=deterministic),
     )  # fmt: skip
     if not return_lse:
@@ -198,9 +198,7 @@ def _forward(
     bias: Tensor | None,
     bucket_ids: Tensor | None,
     scale: float,
-    left: int,
-    right: int,
-    align_end: bool,
+    mask: list[int],
     max_k_len: int,
     schedule: list[int],
 ) -> tuple[Tensor, Tensor]:
@@ -210,17 +208,17 @@ def _forward(
     check_both_offsets(NAME, geometry, q_offsets, k_offsets)
     kernel_bias = _kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry)
     _check_bias(kernel_bias)
-    plan, mask = Schedule.decode(schedule), Mask(left, right, align_end)
+    plan, seen = Schedule.decode(schedule), Mask.decode(mask)
     softmax = (SOFTMAX.value,)
     with torch.cuda.device_of(q):
         if takes_hopper(
-            NAME, plan.forward_tier, q, k, v, geometry, mask, kernel_bias.kind, softmax
+            NAME, plan.forward_tier, q, k, v, geometry, seen, kernel_bias.kind, softmax
         ):  # fmt: skip
             return _forward_on_hopper(
-                q, k, v, q_offsets, k_offsets, geometry, mask, scale, max_k_len
+                q, k, v, q_offsets, k_offsets, geometry, seen, scale, max_k_len
             )
         out, lse, _ = launch_forward(
-            q, k, v, q_offsets, k_offsets, geometry, mask, kernel_bias, scale, plan, max_k_len
+            q, k, v, q_offsets, k_offsets, geometry, seen, kernel_bias, scale, plan, max_k_len
         )
     return out, lse
 
@@ -251,9 +249,7 @@ def _forward_fake(
     bias: Tensor | None,
     bucket_ids: Tensor | None,
     scale: float,
-    left: int,
-    right: int,
-    align_end: bool,
+    mask: list[int],
     max_k_len: int,
     schedule: list[int],
 ) -> tuple[Tensor, Tensor]:
@@ -274,9 +270,7 @@ def _backward(
     bias: Tensor | None,
     bucket_ids: Tensor | None,
     scale: float,
-    left: int,
-    right: int,
-    align_end: bool,
+    mask: list[int],
     schedule: list[int],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -292,7 +286,7 @@ def _backward(
         tiles = query_tiles(q_offsets, k_offsets, geometry)
         call = BackwardCall(
             geometry=geometry,
-            mask=Mask(left, right, align_end),
+            mask=Mask.decode(mask),
             schedule=Schedule.decode(schedule),
             activation=SOFTMAX.value,
             score_scale=scale * LOG2E,
@@ -325,9 +319,7 @@ def _backward_fake(
     bias: Tensor | None,
     bucket_ids: Tensor | None,
     scale: float,
-    left: int,
-    right: int,
-    align_end: bool,
+    mask: list[int],
     schedule: list[int],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -343,8 +335,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     q, k, v, q_offsets, k_offsets, bias, bucket_ids, *constants = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, q_offsets, k_offsets, bias, bucket_ids)
-    scale, left, right, align_end, _, schedule = constants
-    ctx.constants = (scale, left, right, align_end, schedule)
+    scale, mask, _, schedule = constants
+    ctx.constants = (scale, mask, schedule)
 
 
 def _autograd(
@@ -353,7 +345,7 @@ def _autograd(
     q, k, v, out, lse, q_offsets, k_offsets, bias, bucket_ids = ctx.saved_tensors
     needs = [wanted[0], wanted[1] or wanted[2], wanted[5]]
     if d_out is None and d_lse is None:
-        return (None,) * 13
+        return (None,) * 11
     d_out = torch.zeros_like(out) if d_out is None else d_out
     dq, dk, dv, d_bias = _backward_op(
         d_out, d_lse, q, k, v, out, lse, q_offsets, k_offsets, bias, bucket_ids,
@@ -366,7 +358,7 @@ def _autograd(
         None,
         None,
         d_bias if wanted[5] else None,
-        *(None,) * 7,
+        *(None,) * 5,
     )
 
 
@@ -378,19 +370,19 @@ _differentiable_op = differentiable(_forward_op, _setup, _autograd)
 @register_flop_formula(torch.ops.jagbench.jagged_attention_forward, get_raw=True)
 def _forward_flops(
     q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, bias: Any, bucket_ids: Any,
-    scale: float, left: int, right: int, align_end: bool, *args: Any, **kwargs: Any,
+    scale: float, mask: list[int], *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
-    return flops_of_offsets(q, v, q_offsets, k_offsets, left, right, align_end)
+    return flops_of_offsets(q, v, q_offsets, k_offsets, mask)
 
 
 @register_flop_formula(torch.ops.jagbench.jagged_attention_backward, get_raw=True)
 def _backward_flops(
     d_out: Any, d_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, q_offsets: Any,
-    k_offsets: Any, bias: Any, bucket_ids: Any, scale: float, left: int, right: int,
-    align_end: bool, *args: Any, **kwargs: Any,
+    k_offsets: Any, bias: Any, bucket_ids: Any, scale: float, mask: list[int],
+    *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
     # Five matrix products against the forward's two: the scores are recomputed.
-    return flops_of_offsets(q, v, q_offsets, k_offsets, left, right, align_end) * 5 // 2
+    return flops_of_offsets(q, v, q_offsets, k_offsets, mask) * 5 // 2
 
 
 def subtraction_guard_rate(

@@ -19,9 +19,12 @@ from jagbench.impl.kernels.interpreter import dot, round_to
 from jagbench.impl.kernels.schedule import zigzag_index
 from jagbench.impl.kernels.tiles import (
     COUNTS,
+    PREFIX,
+    first_free_row,
     load_rows,
     other_rows,
     pair_bias,
+    span_beyond_of_queries,
     store_rows,
     tile_rows,
     visible,
@@ -57,11 +60,12 @@ def _key_value_tiles(
 def _attend(
     accumulator, denominator, maximum, q_tile, lo, hi,
     k, v, k_desc, v_desc, k_first, k_row, v_row, k_column, v_column,
-    rows, k_len, shift, left, right, scale_log2,
+    rows, k_len, shift, left, right, prefix, free_from, scale_log2,
     bias, bucket_ids, pair_base, bias_row, bias_head, head, q_len,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_K: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    BIAS: tl.constexpr, MASK: tl.constexpr, DESCRIPTORS: tl.constexpr, DTYPE: tl.constexpr,
+    BEYOND: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key tiles of [lo, hi); scores and maximum in units of log 2."""
     for first in tl.range(lo, hi, BLOCK_K):
@@ -74,8 +78,9 @@ def _attend(
         columns = first + tl.arange(0, BLOCK_K)
         if MASK:
             seen = visible(
-                rows[:, None], columns[None, :], k_len, shift, left, right, HAS_LEFT, HAS_RIGHT
-            )
+                rows[:, None], columns[None, :], k_len, shift, left, right, prefix, free_from,
+                HAS_LEFT, HAS_RIGHT, BEYOND,
+            )  # fmt: skip
         if BIAS != 0:
             inside = (rows < q_len)[:, None] & (columns < k_len)[None, :]
             scores += pair_bias(
@@ -120,11 +125,12 @@ def _forward_tile(
     q, k, v, out, lse, k_desc, v_desc, bias, bucket_ids,
     q_offsets, k_offsets, pair_offsets, redo,
     sequence, block, head, batch, total_q, total_k, out_rows, scale_log2, left, right,
+    prefix, last_full,
     q_row, q_head, k_row, k_head, v_row, v_head, bias_row, bias_head,
     heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
-    BIAS: tl.constexpr, MASKING: tl.constexpr, SHARED_Q: tl.constexpr,
+    BEYOND: tl.constexpr, BIAS: tl.constexpr, MASKING: tl.constexpr, SHARED_Q: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     """A query tile of one sequence and head. MASKING: 0 every tile, 1 edges, 2 subtract."""
@@ -150,6 +156,12 @@ def _forward_tile(
     lo, full_lo, full_hi, hi = visible_span(
         first_row, live_rows, k_len, shift, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_K
     )
+    free_from = first_free_row(q_len, last_full, BEYOND)
+    if BEYOND != 0:
+        early, lo, full_lo, full_hi, hi = span_beyond_of_queries(
+            first_row, live_rows, k_len, shift, prefix, free_from, lo, full_lo, full_hi, hi,
+            BEYOND, BLOCK_K,
+        )  # fmt: skip
     accumulator = tl.zeros([BLOCK_Q, BLOCK_DV], dtype=tl.float32)
     denominator = tl.zeros([BLOCK_Q], dtype=tl.float32)
     maximum = tl.full([BLOCK_Q], float("-inf"), dtype=tl.float32)
@@ -158,30 +170,41 @@ def _forward_tile(
         full_hi = lo
     if MASKING == 2:
         full_hi = k_len
+    if HAS_LEFT and (PREFIX & BEYOND) != 0:
+        accumulator, denominator, maximum = _attend(
+            accumulator, denominator, maximum, q_tile, 0, early,
+            k_base, v_base, k_desc, v_desc, k_first, k_row, v_row, kv_head * D, kv_head * DV,
+            rows, k_len, shift, left, right, prefix, free_from, scale_log2,
+            bias, bucket_ids, pair_base, bias_row, bias_head, head, q_len,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT, BEYOND, BIAS, True,
+            False, DTYPE,
+        )  # fmt: skip
     if HAS_LEFT:
         accumulator, denominator, maximum = _attend(
             accumulator, denominator, maximum, q_tile, lo, full_lo,
             k_base, v_base, k_desc, v_desc, k_first, k_row, v_row, kv_head * D, kv_head * DV,
-            rows, k_len, shift, left, right, scale_log2,
+            rows, k_len, shift, left, right, prefix, free_from, scale_log2,
             bias, bucket_ids, pair_base, bias_row, bias_head, head, q_len,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT, BIAS, True, False, DTYPE,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT, BEYOND, BIAS, True,
+            False, DTYPE,
         )  # fmt: skip
     if MASKING != 0:
         accumulator, denominator, maximum = _attend(
             accumulator, denominator, maximum, q_tile, full_lo, full_hi,
             k_base, v_base, k_desc, v_desc, k_first, k_row, v_row, kv_head * D, kv_head * DV,
-            rows, k_len, shift, left, right, scale_log2,
+            rows, k_len, shift, left, right, prefix, free_from, scale_log2,
             bias, bucket_ids, pair_base, bias_row, bias_head, head, q_len,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT, BIAS, False,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT, BEYOND, BIAS, False,
             DESCRIPTORS, DTYPE,
         )  # fmt: skip
     if MASKING != 2:
         accumulator, denominator, maximum = _attend(
             accumulator, denominator, maximum, q_tile, full_hi, hi,
             k_base, v_base, k_desc, v_desc, k_first, k_row, v_row, kv_head * D, kv_head * DV,
-            rows, k_len, shift, left, right, scale_log2,
+            rows, k_len, shift, left, right, prefix, free_from, scale_log2,
             bias, bucket_ids, pair_base, bias_row, bias_head, head, q_len,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT, BIAS, True, False, DTYPE,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_K, HAS_LEFT, HAS_RIGHT, BEYOND, BIAS, True,
+            False, DTYPE,
         )  # fmt: skip
     else:
         # Every padded key had score 0 and a zero value row: only the denominator counted it.
@@ -232,12 +255,12 @@ def _finish(
 def jagged_attention_forward_kernel(
     q, k, v, out, lse, k_desc, v_desc, bias, bucket_ids,
     q_offsets, k_offsets, pair_offsets, tile_sequence, tile_block, tile_count, redo,
-    batch, total_q, total_k, out_rows, scale_log2, left, right,
+    batch, total_q, total_k, out_rows, scale_log2, left, right, prefix, last_full,
     q_row, q_head, k_row, k_head, v_row, v_head, bias_row, bias_head,
     heads, group, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ALIGN_END: tl.constexpr,
-    BIAS: tl.constexpr, MASKING: tl.constexpr, SHARED_Q: tl.constexpr,
+    BEYOND: tl.constexpr, BIAS: tl.constexpr, MASKING: tl.constexpr, SHARED_Q: tl.constexpr,
     DESCRIPTORS: tl.constexpr, DEAL: tl.constexpr,
 ):  # fmt: skip
     """Forward over a tile list: item = tile * heads + head, heads of a tile side by side.
@@ -271,10 +294,10 @@ def jagged_attention_forward_kernel(
                 _forward_tile(
                     q, k, v, out, lse, k_desc, v_desc, bias, bucket_ids,
                     q_offsets, k_offsets, pair_offsets, redo, sequence, block, head,
-                    batch, total_q, total_k, out_rows, scale_log2, left, right,
+                    batch, total_q, total_k, out_rows, scale_log2, left, right, prefix, last_full,
                     q_row, q_head, k_row, k_head, v_row, v_head, bias_row, bias_head,
                     heads, group, D, DV, BLOCK_D, BLOCK_DV, BLOCK_Q, BLOCK_K,
-                    HAS_LEFT, HAS_RIGHT, ALIGN_END, BIAS, MASKING, SHARED_Q, DESCRIPTORS,
+                    HAS_LEFT, HAS_RIGHT, ALIGN_END, BEYOND, BIAS, MASKING, SHARED_Q, DESCRIPTORS,
                 )  # fmt: skip
 
 

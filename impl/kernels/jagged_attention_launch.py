@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from jagbench.impl.kernels.arguments import Geometry, kernel_layout
-from jagbench.impl.kernels.attention_launch import Bias, Mask, multiprocessors
+from jagbench.impl.kernels.attention_launch import Bias, multiprocessors
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.jagged_attention_forward import (
     jagged_attention_forward_kernel,
     jagged_attention_short_keys_kernel,
 )
+from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.schedule import TileList, build_tile_list
 from jagbench.impl.kernels.tuning import Schedule, TileConfig, padded, tile_config
 
@@ -124,11 +125,11 @@ def _launch(
         q, k, v, out, lse, *(descriptors or (None, None)), bias.values, bias.bucket_ids,
         call.q_offsets, call.k_offsets, bias.pair_offsets,
         items.sequence, items.block, items.count, redo,
-        g.batch, g.total_q, g.total_k, g.out_rows, call.scale_log2, mask.left, mask.right,
+        g.batch, g.total_q, g.total_k, g.out_rows, call.scale_log2, *mask.numbers,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *bias.strides,
         heads=g.heads, group=g.group, D=g.qk_dim, DV=g.v_dim,
         BLOCK_D=padded(g.qk_dim), BLOCK_DV=padded(g.v_dim),
-        BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.constants,
+        BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.portable,
         BIAS=bias.kind, MASKING=masking, SHARED_Q=g.shared_q,
         DESCRIPTORS=descriptors is not None, DEAL=deal,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,

@@ -9,11 +9,20 @@ import triton.language as tl
 
 #: Kernel arguments that count rows or heads or bound windows. They change from batch to batch or
 #: model to model, so no kernel is compiled anew for a value of theirs.
-COUNTS = ["batch", "total_q", "total_k", "out_rows", "left", "right", "heads", "group"]
+COUNTS = [
+    *("batch", "total_q", "total_k", "out_rows", "left", "right", "prefix", "last_full"),
+    *("heads", "group"),
+]
 GRADIENT_COUNTS = [
-    *("batch", "total_q", "total_k", "statistics_rows", "left", "right"),
+    *("batch", "total_q", "total_k", "statistics_rows", "left", "right", "prefix", "last_full"),
     *("heads", "kv_heads", "group"),
 ]
+#: Bits of a kernel's BEYOND: what shows more than the window does (`jagbench.pairs`): the first
+#: `prefix` tokens; the last queries, from position `free_from` on, bound by nothing or, with the
+#: third bit beside the second, by causality.
+PREFIX: tl.constexpr = tl.constexpr(1)
+LAST: tl.constexpr = tl.constexpr(2)
+LAST_CAUSAL: tl.constexpr = tl.constexpr(4)
 
 
 @triton.jit
@@ -90,22 +99,116 @@ def visible_span(
 
 
 @triton.jit
+def first_free_row(q_len, last_full, BEYOND: tl.constexpr):
+    """Position of the first query that no window binds; may be negative."""
+    free_from = 0
+    if (LAST & BEYOND) != 0:
+        free_from = q_len - last_full
+    return free_from
+
+
+@triton.jit
+def span_beyond_of_queries(
+    first_row, rows, k_len, shift, prefix, free_from, lo, full_lo, full_hi, hi,
+    BEYOND: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The `visible_span` of a query tile, made longer by what lies beyond its window.
+
+    Returns `early, lo, full_lo, full_hi, hi`: the context's tiles of [0, early) come before `lo`
+    and must be masked; none of them where the context meets the rest, which then begins at 0. A
+    tile with a query of the context, or with one of the last, is long; most are not.
+    """
+    early = 0
+    last_row = first_row + rows - 1
+    if (LAST & BEYOND) != 0:
+        end = k_len
+        full_end = k_len
+        if (LAST_CAUSAL & BEYOND) != 0:
+            end = tl.minimum(tl.maximum(last_row + shift + 1, 0), k_len)
+            full_end = tl.minimum(tl.maximum(first_row + shift + 1, 0), k_len)
+        some = last_row >= free_from
+        whole = first_row >= free_from
+        lo = tl.where(some, 0, lo)
+        hi = tl.where(some, tl.maximum(hi, end), hi)
+        full_lo = tl.where(whole, 0, full_lo)
+        full_hi = tl.where(whole, full_end // STEP * STEP, full_hi)
+    if (PREFIX & BEYOND) != 0:
+        context = tl.minimum(prefix, k_len)
+        meets = lo <= (context + STEP - 1) // STEP * STEP
+        some = (last_row + shift >= 0) & (first_row + shift < prefix)
+        whole = (first_row + shift >= 0) & (last_row + shift < prefix)
+        early = tl.where(meets | some, 0, context)
+        lo = tl.where(meets | some, 0, lo)
+        hi = tl.where(meets, tl.maximum(hi, context), hi)
+        hi = tl.where(some, k_len, hi)
+        full_lo = tl.where(whole, 0, full_lo)
+        full_hi = tl.where(whole, k_len // STEP * STEP, full_hi)
+    return early, lo, full_lo, full_hi, hi
+
+
+@triton.jit
+def span_beyond_of_keys(
+    first_key, keys, q_len, shift, prefix, free_from, lo, full_lo, full_hi, hi,
+    BEYOND: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The `visible_span` of a key tile, made longer by the queries that see past their window.
+
+    Returns `early_lo, early_hi, lo, full_lo, full_hi, hi, late_lo`: queries of the context in tiles
+    of [early_lo, early_hi) before `lo`, the last queries in tiles of [late_lo, q_len) behind `hi`,
+    both to be masked; none where they meet the window's. All queries see a tile of the context.
+    """
+    early_lo = 0
+    early_hi = 0
+    late_lo = q_len
+    if (LAST & BEYOND) != 0:
+        late = tl.maximum(free_from, 0)
+        if (LAST_CAUSAL & BEYOND) != 0:
+            late = tl.maximum(late, first_key - shift)
+        some = late < q_len
+        late = late // STEP * STEP
+        meets = late <= (tl.maximum(hi, 0) + STEP - 1) // STEP * STEP
+        lo = tl.where(some & meets, tl.minimum(lo, late), lo)
+        hi = tl.where(some & meets, q_len, hi)
+        late_lo = tl.where(some & (meets == 0), late, q_len)
+    if (PREFIX & BEYOND) != 0:
+        context = first_key < prefix
+        whole = first_key + keys - 1 < prefix
+        first = tl.maximum(-shift, 0)
+        end = tl.minimum(prefix - shift, q_len)
+        some = (first < end) & (context == 0)
+        meets = lo <= (end + STEP - 1) // STEP * STEP
+        early_lo = first // STEP * STEP
+        early_hi = tl.where(some & (meets == 0), end, early_lo)
+        # Keys behind the context: their window ends behind its queries, so `hi` stays.
+        lo = tl.where(some & meets, tl.minimum(lo, early_lo), lo)
+        lo = tl.where(context, 0, lo)
+        hi = tl.where(context, q_len, hi)
+        late_lo = tl.where(context, q_len, late_lo)
+        full_lo = tl.where(whole, 0, full_lo)
+        full_hi = tl.where(whole, q_len, full_hi)
+    return early_lo, early_hi, lo, full_lo, full_hi, hi, late_lo
+
+
+@triton.jit
 def visible(
-    rows,
-    columns,
-    length,
-    shift,
-    left,
-    right,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-):
+    rows, columns, length, shift, left, right, prefix, free_from,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BEYOND: tl.constexpr,
+):  # fmt: skip
     """Mask of visible (row, column) pairs; `rows` and `columns` broadcast against each other."""
-    seen = (columns < length) & (rows >= 0)
+    inside = (columns < length) & (rows >= 0)
+    seen = inside
     if HAS_LEFT:
         seen = seen & (columns >= rows + shift - left)
     if HAS_RIGHT:
         seen = seen & (columns <= rows + shift + right)
+    if (PREFIX & BEYOND) != 0:
+        place = rows + shift
+        seen = seen | (inside & ((columns < prefix) | ((place >= 0) & (place < prefix))))
+    if (LAST & BEYOND) != 0:
+        free = inside & (rows >= free_from)
+        if (LAST_CAUSAL & BEYOND) != 0:
+            free = free & (columns <= rows + shift)
+        seen = seen | free
     return seen
 
 

@@ -64,6 +64,8 @@ class JaggedAttention(Protocol):
         causal: bool = False,
         align: Align = "end",
         window: Window | None = None,
+        prefix: int = 0,
+        last_full: int = 0,
         bias: Tensor | BucketedBias | None = None,
         max_q_len: int | None = None,
         max_k_len: int | None = None,
@@ -98,6 +100,8 @@ def peer(planner: Planner, version: str) -> Peer:
         causal: bool = False,
         align: Align = "end",
         window: Window | None = None,
+        prefix: int = 0,
+        last_full: int = 0,
         bias: Tensor | BucketedBias | None = None,
         max_q_len: int | None = None,
         max_k_len: int | None = None,
@@ -110,8 +114,8 @@ def peer(planner: Planner, version: str) -> Peer:
         """
         call = check(
             q, k, v, q_offsets, k_offsets, scale=scale, causal=causal, align=align, window=window,
-            bias=bias, max_q_len=max_q_len, max_k_len=max_k_len, deterministic=deterministic,
-            return_lse=return_lse,
+            prefix=prefix, last_full=last_full, bias=bias, max_q_len=max_q_len, max_k_len=max_k_len,
+            deterministic=deterministic, return_lse=return_lse,
         )  # fmt: skip
         # Before the empty call is answered, so that what is unsupported is so whatever the lengths.
         plan = planner(call)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from jagbench.bias import BucketedBias
-from jagbench.pairs import Align, Window, visible_range
+from jagbench.pairs import Align, Window, check_beyond_the_window, visible_range
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 HALF = (torch.float16, torch.bfloat16)
@@ -120,6 +120,8 @@ def check(
     causal: bool,
     align: Align,
     window: Window | None,
+    prefix: int,
+    last_full: int,
     bias: Tensor | BucketedBias | None,
     max_q_len: int | None,
     max_k_len: int | None,
@@ -134,6 +136,7 @@ def check(
     if window is not None and (not isinstance(window, Sequence) or len(window) != 2):
         raise ValueError(f"window must be (left, right), got {window!r}")
     left, right = visible_range(causal, window)
+    check_beyond_the_window(prefix, last_full)
     k_lengths = lengths_of("k", k_offsets, k, max_k_len)
     if q_offsets is None:
         count, rows = k_lengths.host.numel(), q.shape[0]
@@ -146,6 +149,7 @@ def check(
             f"q_offsets hold {q_lengths.host.numel()} sequences and k_offsets "
             f"{k_lengths.host.numel()}"
         )
+    _refuse_beyond_the_window(left, right, causal, prefix, last_full)
     # A side that reaches past every key binds nothing, and most libraries are faster without it.
     reach = q_lengths.longest + k_lengths.longest
     return Call(
@@ -165,6 +169,16 @@ def check(
         deterministic=deterministic,
         return_lse=return_lse,
     )
+
+
+def _refuse_beyond_the_window(
+    left: int | None, right: int | None, causal: bool, prefix: int, last_full: int
+) -> None:
+    """No adapter translates a prefix or last queries that show more than the window does."""
+    bounded = left is not None or right is not None
+    refuse(bounded and prefix > 0, f"no contextual prefix (asked for {prefix}) beside a mask")
+    windowed = left is not None or (bounded and not causal)
+    refuse(windowed and last_full > 0, f"no last queries ({last_full}) that see past a window")
 
 
 def library(module: str, package: str, wanted: str) -> Any:

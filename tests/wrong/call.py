@@ -33,6 +33,8 @@ class Call:
     causal: bool = False
     align: str = "end"
     window: Window | None = None
+    prefix: int = 0
+    last_full: int = 0
     bias: Tensor | None = None
     bucket_ids: Tensor | None = None
     max_q_len: int | None = None
@@ -88,6 +90,8 @@ def check(call: Call) -> None:
         raise ValueError(f"align must be 'start' or 'end', got {call.align!r}")
     if any(side is not None and side < 0 for side in call.window or ()):
         raise ValueError(f"window sides must be at least 0 or None, got {call.window}")
+    if call.prefix < 0 or call.last_full < 0:
+        raise ValueError(f"prefix {call.prefix} and last_full {call.last_full} must be >= 0")
     _check_offsets(call)
     _check_activations(call)
     _check_bias(call)

@@ -55,7 +55,11 @@ def mask(call: Call, m: int, n: int) -> Tensor:
         seen &= key >= at - left
     if right is not None:
         seen &= key <= at + right
-    return seen
+    context = (key < call.prefix) | ((at >= 0) & (at < call.prefix))
+    free = torch.arange(m, device=device)[:, None] >= m - call.last_full
+    if call.causal:
+        free = free & (key <= at)
+    return seen | context | free
 
 
 def score(call: Call, q: Tensor, k: Tensor) -> Tensor:

@@ -13,15 +13,11 @@ from torch import Tensor
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_backward import STATISTICS_PAD
-from jagbench.impl.kernels.attention_launch import (
-    BackwardCall,
-    Mask,
-    multiprocessors,
-    query_tiles,
-)
+from jagbench.impl.kernels.attention_launch import BackwardCall, multiprocessors, query_tiles
 from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
 from jagbench.impl.kernels.hopper.work import WorkList, build_work_list, folds
 from jagbench.impl.kernels.interpreter import round_to
+from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.relaunch import relaunch, traits
 from jagbench.impl.kernels.schedule import TileList
 from jagbench.impl.kernels.tiles import other_rows, sequence_rows

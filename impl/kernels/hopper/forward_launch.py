@@ -11,9 +11,10 @@ from torch import Tensor
 
 from jagbench.impl.kernels.activations import SOFTMAX
 from jagbench.impl.kernels.arguments import Geometry
-from jagbench.impl.kernels.attention_launch import Mask, multiprocessors
+from jagbench.impl.kernels.attention_launch import multiprocessors
 from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
 from jagbench.impl.kernels.hopper.work import WorkList, build_work_list, folds
+from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.relaunch import relaunch
 from jagbench.impl.kernels.tuning import note_used
 

@@ -16,7 +16,7 @@ from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.tuning import Tier
 
 if TYPE_CHECKING:
-    from jagbench.impl.kernels.attention_launch import Mask
+    from jagbench.impl.kernels.mask import Mask
 
 _CAPABILITY = (9, 0)
 _TYPES = (torch.float16, torch.bfloat16)
@@ -42,10 +42,10 @@ def unsupported(
 ) -> str | None:
     """Why a call cannot take this tier, or None. Shapes, types and the device decide; no values.
 
-    mask: any will do. bias_kind: `Bias.kind`. activations: ids, one or one per head; `SOFTMAX` is
-    one too, `PER_HEAD` stands for several. deterministic: gradients must have the same bits on
-    repeats (a forward's output always has). Strides and alignment do not count: what TMA cannot
-    address is copied (`tma_layout`).
+    mask: any window will do. bias_kind: `Bias.kind`. activations: ids, one or one per head;
+    `SOFTMAX` is one too, `PER_HEAD` stands for several. deterministic: gradients must have the same
+    bits on repeats (a forward's output always has). Strides and alignment do not count: what TMA
+    cannot address is copied (`tma_layout`).
     """
     g = geometry
     if (problem := device_problem(q.device)) is not None:
@@ -54,6 +54,11 @@ def unsupported(
         return f"the tensor cores are fed 16-bit types, got {q.dtype}"
     if g.qk_dim != g.v_dim or g.qk_dim not in _HEAD_DIMS:
         return f"head dims of q, k and v must all be 64 or 128, got {g.qk_dim} and {g.v_dim}"
+    if mask.beyond:
+        return (
+            "its windows show no prefix and no last queries beside them, got prefix "
+            f"{mask.prefix} and last_full {mask.last_full}"
+        )
     if bias_kind:
         return "no kernel of this tier adds a bias"
     if len(activations) != 1 or activations[0] == PER_HEAD.value:

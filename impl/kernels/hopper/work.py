@@ -28,7 +28,7 @@ from jagbench.impl.kernels.schedule import (
 )
 
 if TYPE_CHECKING:
-    from jagbench.impl.kernels.attention_launch import Mask
+    from jagbench.impl.kernels.mask import Mask
 
 #: int32 fields of an item.
 FIELDS = 8
@@ -71,10 +71,12 @@ class WorkList:
 def folds(mask: Mask, entries: int, workers: int) -> bool:
     """Whether the tiles of a sequence are dealt in pairs (`folded_tile`).
 
-    Where work hangs on a tile's place, and pairs go round. entries: of the list, at most.
+    Where work hangs on a tile's place, and pairs go round. Tiles under a window that is open to both
+    sides weigh the same but at the ends. entries: of the list, at most.
     """
-    masked = mask.left >= 0 or mask.right >= 0
-    return masked and _FEWEST_FOLDED * workers <= entries < 1 << 30
+    causal = mask.left == 0 or mask.right == 0
+    one_sided = (mask.left < 0) != (mask.right < 0)
+    return (causal or one_sided) and _FEWEST_FOLDED * workers <= entries < 1 << 30
 
 
 def build_work_list(
