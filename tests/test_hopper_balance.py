@@ -12,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.hopper.backward_launch import pairs_apart
 from jagbench.impl.kernels.hopper.forward_launch import LONG_ROWS
 from jagbench.impl.kernels.hopper.work import dealt_entry, folded_tile, folds
 from jagbench.impl.kernels.interpreter import INTERPRET
+from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.schedule import valid_tiles
 from jagbench.pairs import visible_range
 from jagbench.workloads import CATALOGUE

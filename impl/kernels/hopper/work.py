@@ -71,7 +71,7 @@ class WorkList:
 def folds(mask: Mask, entries: int, workers: int) -> bool:
     """Whether the tiles of a sequence are dealt in pairs (`folded_tile`).
 
-    Where work hangs on a tile's place, and pairs go round. Tiles under a window that is open to both
+    Where work hangs on a tile's place, and pairs go round. Tiles under a window open to both
     sides weigh the same but at the ends. entries: of the list, at most.
     """
     causal = mask.left == 0 or mask.right == 0
