@@ -71,8 +71,8 @@ class WorkList:
 def folds(mask: Mask, entries: int, workers: int) -> bool:
     """Whether the tiles of a sequence are dealt in pairs (`folded_tile`).
 
-    Where work hangs on a tile's place, and pairs go round. Tiles under a window open to both
-    sides weigh the same but at the ends. entries: of the list, at most.
+    Where work hangs on a tile's place, and pairs go round. Under a window open to both sides tiles
+    weigh the same, but at the ends. entries: of the list, at most.
     """
     causal = mask.left == 0 or mask.right == 0
     one_sided = (mask.left < 0) != (mask.right < 0)
