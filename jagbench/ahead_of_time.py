@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from jagbench.pipelines import overwritten_operands
+
 #: Compute capabilities: Ampere, Hopper, Blackwell (data centre), Blackwell (workstation).
 ARCHITECTURES = (80, 90, 100, 120)
 #: Bytes of shared memory a thread block may use (CUDA C++ Programming Guide, compute capabilities).
@@ -102,6 +104,7 @@ class CompileRecord:
     shared_bytes: a thread block; num_warps: as compiled (warp specialisation adds some).
     opcodes: SASS opcode of `OPCODES` -> occurrences, those that occur.
     advice: what ptxas says of serialised wgmma (C7510 to C7514), Gluon kernels only.
+    overwritten: operands that the compiler lets be overwritten (`pipelines`), Triton kernels only.
     """
 
     case: str
@@ -114,6 +117,7 @@ class CompileRecord:
     num_warps: int = 0
     opcodes: Mapping[str, int] = field(default_factory=dict)
     advice: str = ""
+    overwritten: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @property
@@ -143,6 +147,7 @@ def problems(case: CompileCase, record: CompileRecord) -> list[str]:
             found.append(f"no {opcode} in the machine code (found {dict(record.opcodes)})")
     if record.advice:
         found.append(f"wgmma is serialised: {record.advice}")
+    found.extend(f"race: {operand}" for operand in record.overwritten)
     if record.spilled and not case.may_spill and record.stack_bytes > case.spill_limit:
         found.append(
             f"spills: stack {record.stack_bytes} B, local {record.local_bytes} B a thread, "
@@ -181,6 +186,7 @@ def compile_here(case: CompileCase, arch: int) -> CompileRecord:
         num_warps=compiled.metadata.num_warps,
         opcodes=opcodes,
         advice=_advice(compiled.asm["ptx"], arch) if kernel.is_gluon() else "",
+        overwritten=() if kernel.is_gluon() else tuple(overwritten_operands(compiled.asm["ttgir"])),
         seconds=round(time.perf_counter() - start, 3),
     )
 

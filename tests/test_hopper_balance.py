@@ -44,7 +44,8 @@ def _folded(heads: int, tiles: int, apart: bool) -> Iterator[Tile]:
             yield head, tiles // 2
 
 
-@triton.jit
+# As in the real kernels, no number is compiled in.
+@triton.jit(do_not_specialize=["heads", "tiles"])
 def _order_kernel(out, heads, tiles, APART: tl.constexpr):
     for place in range(0, heads * tiles):
         head, block = folded_tile(place + tl.program_id(0), heads, tiles, APART)

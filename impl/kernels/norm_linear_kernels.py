@@ -107,6 +107,9 @@ def _product_of_rows(
                 w, out_columns, columns, w_out, w_in, out_columns < WIDTH, FEATURES, EVEN
             )
         if NORM == "rms":
+            # Through registers: a tile that a product reads from shared memory and a sum from
+            # registers gets a buffer too few (jagbench/pipelines.py).
+            x_tile = tl.where(seen[:, None], x_tile, 0.0)
             wide = to_float(x_tile)
             squares += wide * wide
         if NORM == "layer":
@@ -320,6 +323,8 @@ def norm_weight_gradient_kernel(
         )
         shift, delta, factor = _load_statistics(statistics, at + rows, seen, total, NORM)
         unit = round_to(_unit(to_float(x_tile), shift, delta, factor, NORM), x_tile.dtype)
+        # As in `_product_of_rows`: it is summed below.
+        d_tile = tl.where(seen[:, None], d_tile, 0.0)
         acc = dot(tl.trans(d_tile), unit, acc)
         total_d += tl.sum(to_float(d_tile), 0)
     to = partial + split.to(tl.int64) * WIDTH * FEATURES
