@@ -34,36 +34,51 @@ SLOTS = gl.constexpr(3)
 
 
 @gluon.jit
-def work_item(items, blocks, heads, turn):
+def work_item(items, blocks, heads, turn, HEADS_TOGETHER: gl.constexpr):
     """A program's item of a turn: start and length of its sequence, rows of that to read (none of
     padding), first row of the block, head. Past the end of the list: an item without rows.
+
+    Turns go to both warpgroups alternately. Programs are dealt items in turn, or (HEADS_TOGETHER)
+    warpgroups are dealt blocks, the second ones after all first ones, and take a head a turn.
     """
-    entry = gl.program_id(0) + turn * gl.num_programs(0)
+    programs = gl.num_programs(0)
+    if HEADS_TOGETHER:
+        own = turn // 2
+        block = (own // heads * 2 + turn % 2) * programs + gl.program_id(0)
+        head = own % heads
+    else:
+        entry = turn * programs + gl.program_id(0)
+        block = entry // heads
+        head = entry % heads
     # Behind the last item stands an empty one.
-    item = items + gl.minimum(entry // heads, blocks) * FIELDS
+    item = items + gl.minimum(block, blocks) * FIELDS
     length = gl.load(item + 1)
     readable = gl.where(gl.load(item + 4) > 0, length, 0)
-    return gl.load(item), length, readable, gl.load(item + 2), entry % heads
+    return gl.load(item), length, readable, gl.load(item + 2), head
 
 
 @gluon.jit
-def turns_of(blocks, heads):
-    """Items this program is dealt; all weigh the same."""
-    left = blocks * heads - gl.program_id(0)
-    return gl.maximum(gl.cdiv(left, gl.num_programs(0)), 0)
+def turns_of(blocks, heads, HEADS_TOGETHER: gl.constexpr):
+    """Items a program is dealt; all weigh the same, but for empty ones past the end of the list."""
+    programs = gl.num_programs(0)
+    if HEADS_TOGETHER:
+        turns = gl.cdiv(blocks, 2 * programs) * (2 * heads)
+    else:
+        turns = gl.cdiv(blocks * heads, programs)
+    return turns
 
 
 @gluon.jit
 def producer(descs, memory, bars, inputs, scales, D: gl.constexpr, BY_TOKEN: gl.constexpr,
-             TURN_VALUES: gl.constexpr):  # fmt: skip
+             TURN_VALUES: gl.constexpr, HEADS_TOGETHER: gl.constexpr):  # fmt: skip
     """Every load of a program, in the order of its items."""
     q_desc, k_desc, v_desc, d_out_desc, _dq, _dk, _dv = descs
     q_s, k_s, v_s, d_out_s, _weights, _d_scores = memory
     full, empty = bars
     items, count, heads, _table, _table_row = inputs
     blocks = gl.load(count)
-    for turn in range(0, turns_of(blocks, heads)):
-        start, _length, readable, row, head = work_item(items, blocks, heads, turn)
+    for turn in range(0, turns_of(blocks, heads, HEADS_TOGETHER)):
+        start, _length, readable, row, head = work_item(items, blocks, heads, turn, HEADS_TOGETHER)
         slot = turn % SLOTS
         place = at_row(start + readable, readable, row, head * D)
         ready = full.index(turn % (2 * SLOTS))
@@ -135,7 +150,8 @@ def put(desc, room, gradient, sin, cos, place, TURN: gl.constexpr):
 
 @gluon.jit
 def consumer(W: gl.constexpr, descs, memory, bars, inputs, scales, D: gl.constexpr,
-             BY_TOKEN: gl.constexpr, TURN_VALUES: gl.constexpr):  # fmt: skip
+             BY_TOKEN: gl.constexpr, TURN_VALUES: gl.constexpr,
+             HEADS_TOGETHER: gl.constexpr):  # fmt: skip
     """Warpgroup W: every second item."""
     q_desc, _k, _v, _d_out, dq_desc, dk_desc, dv_desc = descs
     q_s, k_s, v_s, d_out_s, weights_s, d_scores_s = memory
@@ -147,13 +163,19 @@ def consumer(W: gl.constexpr, descs, memory, bars, inputs, scales, D: gl.constex
     p_s = weights_s.index(W)
     ds_s = d_scores_s.index(W)
     blocks = gl.load(count)
-    start, length, readable, row, head = work_item(items, blocks, heads, W)
-    for turn in range(W, turns_of(blocks, heads), 2):
+    start, length, readable, row, head = work_item(items, blocks, heads, W, HEADS_TOGETHER)
+    if HEADS_TOGETHER:
+        sin, cos = pairs_of(gl.zeros([ROWS, D], gl.float32, WIDE))
+    for turn in range(W, turns_of(blocks, heads, HEADS_TOGETHER), 2):
         slot = turn % SLOTS
         first = row
         if BY_TOKEN:
             first += start
-        sin, cos = angles(table, first, table_row, readable - row, D, WIDE)
+        if HEADS_TOGETHER:
+            if head == 0:
+                sin, cos = angles(table, first, table_row, readable - row, D, WIDE)
+        else:
+            sin, cos = angles(table, first, table_row, readable - row, D, WIDE)
         # The gradients of the item before have left their slot by now, or will soon. A branch, or
         # the angles would be asked for after the wait.
         if turn > W:
@@ -161,7 +183,9 @@ def consumer(W: gl.constexpr, descs, memory, bars, inputs, scales, D: gl.constex
             mbarrier.arrive(empty.index((turn + 1) % SLOTS), count=1)
         place = at_row(start + length, length, row, head * D)
         keys = gl.maximum(readable - row, 1)
-        start, length, readable, row, head = work_item(items, blocks, heads, turn + 2)
+        start, length, readable, row, head = work_item(
+            items, blocks, heads, turn + 2, HEADS_TOGETHER
+        )
         q_tile = q_s.index(slot).reshape([ROWS, D])
         k_tile = k_s.index(slot).reshape([ROWS, D])
         v_tile = v_s.index(slot).reshape([ROWS, D])
@@ -200,10 +224,12 @@ def block_gradient_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dq_desc, dk_desc, dv_desc, items, count, heads, table,
     table_row, score_scale, grad_scale,
     D: gl.constexpr, BY_TOKEN: gl.constexpr, TURN_VALUES: gl.constexpr,
+    HEADS_TOGETHER: gl.constexpr,
 ):  # fmt: skip
     """descs: jagged views of the packed tensors, in boxes of 64 rows of a head.
 
     items, count: `work.WorkList` of blocks of 64 rows whose other side is empty for padding only.
+    HEADS_TOGETHER: a warpgroup takes all heads of a block, and loads their angles once.
     table `[rows, D]`, sines first; with BY_TOKEN by packed row, else by row of the sequence.
     score_scale: of Q K^T, in units of log 2; grad_scale: of dQ and dK.
     """
@@ -228,10 +254,16 @@ def block_gradient_kernel(
     # Registers as in `backward.backward_kernel`.
     gl.warp_specialize(
         [
-            (consumer, (0, descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES)),
-            (consumer, (1, descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES)),
-            (producer, (descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES)),
+            (consumer, (
+                0, descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES, HEADS_TOGETHER,
+            )),
+            (consumer, (
+                1, descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES, HEADS_TOGETHER,
+            )),
+            (producer, (
+                descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES, HEADS_TOGETHER,
+            )),
         ],
         [4, 1],
         [240, 24],
-    )
+    )  # fmt: skip
