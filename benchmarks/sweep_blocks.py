@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,11 +114,19 @@ def inputs_of(kernel: str, batch: int | None = None) -> Inputs:
     return Inputs(OPERATORS[workload.operator], arguments, {}, upstream)
 
 
-def call_of(candidate: Candidate, inputs: Inputs) -> Callable[[], object]:
-    """The kernel alone: a forward, or a backward whose forward has run."""
+def _portable(inputs: Inputs) -> Callable[..., Any]:
+    """The operator on the kernels whose tiles can be chosen; rotary has no others."""
     from jagbench import impl
 
-    function = getattr(impl, inputs.operator.name)
+    function: Callable[..., Any] = getattr(impl, inputs.operator.name)
+    if inputs.operator.name == "rotary":
+        return function
+    return partial(function, schedule="portable")
+
+
+def call_of(candidate: Candidate, inputs: Inputs) -> Callable[[], object]:
+    """The kernel alone: a forward, or a backward whose forward has run."""
+    function = _portable(inputs)
     if "gradient" not in candidate.kernel:
         return lambda: inputs.call(function)
     leaves = {n: inputs.tensors()[n].detach().requires_grad_() for n in "qkv"}
@@ -128,14 +137,13 @@ def call_of(candidate: Candidate, inputs: Inputs) -> Callable[[], object]:
 
 def judge_one(candidate: Candidate) -> str | None:
     """Compile by running on three sequences, and judge; what is wrong, or None."""
-    from jagbench import impl
     from jagbench.accuracy import judge
     from jagbench.execution import run
 
     try:
         choose(candidate, RUNS[0])
         inputs = inputs_of(candidate.kernel, batch=3)
-        function = getattr(impl, inputs.operator.name)
+        function = _portable(inputs)
         verdicts = judge(inputs, run(function, inputs, backward=True))
         wrong = [f"{each.name}: {each.problem}" for each in verdicts if not each.ok]
         return "WRONG: " + "; ".join(wrong) if wrong else taken(candidate)

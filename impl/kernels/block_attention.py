@@ -53,14 +53,18 @@ def block_attention(
     rotary: table by position or `TokenTable`, sines first: q, k and (rotate_values) v are turned in
         interleaved pairs on chip, gradients turned back before their one rounding. float32 or q's
         dtype.
-    schedule: a tier; there are portable kernels only.
+    schedule: a tier. The forward is portable; so are gradients, but for calls that "auto" gives to
+        the Hopper kernel (`hopper.block_gradient_launch.block_gradient_problem`).
 
     Returns out `[total, heads, dv]` in q's dtype. Outputs and gradients are bit-equal on repeats.
     Raises ValueError for malformed arguments, NotImplementedError for larger blocks, other dtypes,
     a gradient of the table, and the Hopper tier. Source: PyTorch blog "TLX Block Attention", 2026.
     """
-    if as_schedule(NAME, schedule).tier == "hopper":
-        raise NotImplementedError(f"{NAME}: there is no Hopper kernel, only portable ones")
+    plan = as_schedule(NAME, schedule)
+    if plan.tier == "hopper":
+        raise NotImplementedError(
+            f"{NAME}: there is no Hopper kernel of the forward, only portable"
+        )
     if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
         raise ValueError(f"{NAME}: block_size must be an int of at least 1, got {block_size!r}")
     if block_size > LARGEST_BLOCK:
@@ -73,8 +77,9 @@ def block_attention(
         table, by_token = table_argument(NAME, "rotary", rotary, q, *([v] if rotate_values else []))
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else float(scale)
     out: Tensor = _differentiable_op(
-        q, k, v, offsets, table, by_token, block_size, scale, rotate_values
-    )
+        q, k, v, offsets, table, by_token, block_size, scale, rotate_values,
+        plan.backward_tier == "portable",
+    )  # fmt: skip
     return out
 
 
@@ -88,11 +93,12 @@ def _forward(
     block_size: int,
     scale: float,
     rotate_values: bool,
+    portable: bool,
 ) -> Tensor:
     """Arguments as `block_attention` has checked them; only the offsets' values are not yet."""
     require_device(NAME, q)
     check_values_of_offsets(NAME, offsets, q.shape[0], table, by_token)
-    call = BlockCall(block_size, scale, table, by_token, rotate_values)
+    call = BlockCall(block_size, scale, table, by_token, rotate_values, portable)
     with torch.cuda.device_of(q):
         return block_forward(q, k, v, offsets, call)
 
@@ -107,6 +113,7 @@ def _forward_fake(
     block_size: int,
     scale: float,
     rotate_values: bool,
+    portable: bool,
 ) -> Tensor:
     return empty_output(q, v, offsets, offsets)[0]
 
@@ -122,10 +129,11 @@ def _backward(
     block_size: int,
     scale: float,
     rotate_values: bool,
+    portable: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients that `needs` asks for (query, key and value); others are empty tensors."""
-    call = BlockCall(block_size, scale, table, by_token, rotate_values)
+    call = BlockCall(block_size, scale, table, by_token, rotate_values, portable)
     with torch.cuda.device_of(q):
         return block_gradients(q, k, v, d_out, offsets, call, Needs(*needs))
 
@@ -141,6 +149,7 @@ def _backward_fake(
     block_size: int,
     scale: float,
     rotate_values: bool,
+    portable: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (
@@ -160,7 +169,7 @@ def _autograd(ctx: Any, wanted: tuple[bool, ...], d_out: Tensor) -> tuple[Any, .
         d_out, *ctx.saved_tensors, *ctx.constants, [wanted[0], wanted[1] or wanted[2]]
     )
     kept = (x if want else None for x, want in zip(gradients, wanted, strict=False))
-    return (*kept, *(None,) * 6)
+    return (*kept, *(None,) * 7)
 
 
 _forward_op = define("block_attention_forward", _forward, _forward_fake)

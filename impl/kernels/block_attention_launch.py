@@ -13,6 +13,10 @@ from jagbench.impl.kernels.block_attention_kernels import (
     block_forward_kernel,
     block_gradient_kernel,
 )
+from jagbench.impl.kernels.hopper.block_gradient_launch import (
+    block_gradient_problem,
+    launch_block_gradient,
+)
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.packed_arguments import table_layout
 from jagbench.impl.kernels.schedule import TileList, build_tile_list
@@ -38,6 +42,7 @@ class BlockCall:
     """What the kernels are told beyond q, k, v and the upstream gradient.
 
     table: rotary rows, by position or (`by_token`) by token; None turns nothing.
+    portable: whether the Hopper tier is ruled out.
     """
 
     block_size: int
@@ -45,6 +50,7 @@ class BlockCall:
     table: Tensor | None
     by_token: bool
     rotate_values: bool
+    portable: bool = False
 
     @property
     def rotary_dims(self) -> tuple[int, int]:
@@ -176,6 +182,8 @@ def block_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; an empty tensor stands for one that is not needed."""
     g = geometry_of(q, k, v, offsets, offsets)
+    if block_gradient_problem(q, g, call, needs) is None:
+        return launch_block_gradient(q, k, v, d_out, offsets, call)
     dq, dk, dv = (
         torch.empty(t.shape if need else 0, dtype=t.dtype, device=t.device)
         for t, need in ((q, needs.query), (k, needs.key_value), (v, needs.key_value))

@@ -8,6 +8,11 @@ import torch
 
 from jagbench.ahead_of_time import ARCHITECTURES, MATRIX_OPCODES, SHARED_LIMITS, CompileCase
 from jagbench.impl.kernels.block_attention_launch import fitting_tiles, kernel_name
+from jagbench.impl.kernels.hopper.block_gradient_launch import (
+    BLOCK_ROWS,
+    HEAD_DIM,
+    MAX_REGISTERS,
+)
 from jagbench.impl.kernels.rotary import tile_rows
 from jagbench.impl.kernels.tuning import padded, table_config
 
@@ -101,6 +106,30 @@ def _rotary(dtype: str, dim: int, rotary_dim: int, tag: str, **constants: Any) -
     )  # fmt: skip
 
 
+def _hopper_gradient(dtype: str, tag: str, table: str = "fp32", **constants: bool) -> CompileCase:
+    """Sines and cosines stay in registers beside two accumulators; scalars may be parked."""
+    rows = f"tensordesc<{dtype}[1, 1, {BLOCK_ROWS}, {HEAD_DIM}]>"
+    tensors = ("q", "k", "v", "d_out", "dq", "dk", "dv")
+    return CompileCase(
+        name=f"hopper_block_gradient-{tag}-{dtype}-d{HEAD_DIM}",
+        kernel=f"{_PACKAGE}.hopper.block_gradient:block_gradient_kernel",
+        signature={
+            **{f"{name}_desc": rows for name in tensors},
+            "items": "*i32", "count": "*i32", "heads": "i32", "table": f"*{table}",
+            "table_row": "i32", "score_scale": "fp32", "grad_scale": "fp32",
+        },
+        constexprs={"D": HEAD_DIM, "BY_TOKEN": False, "TURN_VALUES": True,
+                    "HEADS_TOGETHER": False, **constants},
+        aligned=("items", "count", "table"),
+        num_warps=4,
+        dtype=dtype,
+        architectures=(90,),
+        opcodes=("UTMALDG", "UTMASTG", "USETMAXREG"),
+        max_registers=MAX_REGISTERS,
+        spill_limit=_PARKED if constants.get("HEADS_TOGETHER") else _FEW,
+    )  # fmt: skip
+
+
 _LARGE, _SMALL = (90, 100), (80, 120)
 _FORWARD, _BACKWARD = False, True
 
@@ -123,6 +152,11 @@ BLOCK_CASES: tuple[CompileCase, ...] = (
     _block(_BACKWARD, "bf16", 256, "plain", architectures=_LARGE),
     _block(_BACKWARD, "bf16", 128, "blocks_of_128", block_size=128, architectures=_LARGE),
     _block(_BACKWARD, "fp32", 64, "rotary", rotary_dim=64),
+    _hopper_gradient("bf16", "rotary"),
+    _hopper_gradient("fp16", "rotary_half_table", table="fp16"),
+    _hopper_gradient("bf16", "rotary_heads_together", HEADS_TOGETHER=True),
+    _hopper_gradient("bf16", "rotary_by_token", BY_TOKEN=True),
+    _hopper_gradient("bf16", "rotary_keys_only", TURN_VALUES=False),
     _rotary("bf16", 128, 128, "interleaved"),
     _rotary("bf16", 128, 64, "half_split_partial", INTERLEAVED=False),
 )
