@@ -12,6 +12,7 @@ from jagbench.workloads.attention import OPERATOR_NAMES
 from jagbench.workloads.blocks import blocks
 from jagbench.workloads.comparison import comparison, tagged
 from jagbench.workloads.features import features
+from jagbench.workloads.ladder import ladder
 from jagbench.workloads.published import published
 
 
@@ -22,6 +23,7 @@ def _all() -> Iterator[Workload]:
         yield from features(operator)
         yield from adversarial(operator)
     yield from blocks()
+    yield from ladder()
 
 
 def _catalogue() -> Mapping[str, Workload]:
