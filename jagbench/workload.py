@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
@@ -87,9 +87,26 @@ class Workload:
             "generator": GENERATOR_VERSION,
             "operator": self.operator,
             "recipe": type(self.recipe).__name__,
-            "fields": asdict(self.recipe),  # type: ignore[call-overload]
+            "fields": _fields(self.recipe),
             "seed": self.seed,
             "lengths": {k: list(v) for k, v in self.recipe.lengths(self.seed).items()},
         }
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def later(default: Any) -> Any:
+    """A recipe's field that its kind has not always had.
+
+    At its default it is left out of the digest, so that workloads from before keep theirs.
+    """
+    return field(default=default, metadata={"later": True})
+
+
+def _fields(recipe: Recipe) -> dict[str, Any]:
+    """Fields of a recipe, those left out that came later and are at their default."""
+    content: dict[str, Any] = asdict(recipe)  # type: ignore[call-overload]
+    for entry in fields(recipe):  # type: ignore[arg-type]
+        if entry.metadata.get("later") and getattr(recipe, entry.name) == entry.default:
+            del content[entry.name]
+    return content

@@ -21,7 +21,7 @@ from jagbench.workload import Workload
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 #: Tags of workloads whose time says something; the others show features and edges.
-TIMED_TAGS = frozenset({"comparison", "production", "published"})
+TIMED_TAGS = frozenset({"comparison", "ladder", "production", "published"})
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,12 @@ def several_sequences(workload: Workload) -> bool:
 
 def is_plain(workload: Workload) -> bool:
     """Whether nothing but the lengths says which query sees which key (no mask, no bias)."""
-    return several_sequences(workload) and not workload.tags & {"causal", "window", "bias"}
+    return several_sequences(workload) and not workload.tags & {
+        "causal",
+        "window",
+        "bias",
+        "prefix",
+    }
 
 
 def is_adversarial(workload: Workload) -> bool:
@@ -154,7 +159,7 @@ def cover(
         known = settings.workloads if settings.chosen else workloads.select(purpose="smoke")
         usable = [w for w in known if w.operator == operator and where(w)]
         # Workloads of published shapes differ by their shapes, and show no feature of their own.
-        usable = [w for w in usable if "published" not in w.tags] or usable
+        usable = [w for w in usable if not w.tags & {"published", "ladder"}] or usable
         found += [Case(w, settings.main_dtype) for w in _cover_tags(usable, limit)]
     return found
 

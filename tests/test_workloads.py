@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 
 import pytest
@@ -138,6 +139,29 @@ def test_every_head_dim_mask_grouping_and_offsets_type_occurs_in_a_smoke_workloa
     assert any(1 < r.num_kv_heads < r.heads for r in made)
     assert any(r.value_dim != r.qk_dim for r in made)
     assert {"int32", "int64"} == {r.offsets_type for r in made}
+
+
+@pytest.mark.parametrize("operator", OPERATOR_NAMES)
+def test_prefix_and_last_queries_occur_with_every_mask_in_a_smoke_workload(operator):
+    made = select(operator=operator, purpose="smoke")
+    beyond = [w.recipe for w in made if w.recipe.prefix or w.recipe.last_full]
+    shown = {(r.prefix > 0, r.last_full > 0, r.causal) for r in beyond}
+    assert {
+        (p, last, c) for p, last, c in itertools.product((True, False), repeat=3) if p or last
+    } <= shown
+    assert {"start", "end"} <= {r.align for r in beyond if r.k_lengths is not None}
+    lengths = [(r, n) for r in beyond for n in r.lengths(2026)["k_offsets"] if n]
+    assert any(r.prefix > n for r, n in lengths)
+    assert any(r.last_full > n for r, n in lengths)
+
+
+def test_an_option_that_came_later_leaves_digests_alone_at_its_default():
+    # The digests of DIGESTS are older than `prefix`; here, that the option counts when it is set.
+    plain = CATALOGUE["jagged_attention-d32-gqa-window"]
+    recipe = dataclasses.replace(plain.recipe, prefix=1)
+    assert dataclasses.replace(plain, recipe=recipe).digest != plain.digest
+    with pytest.raises(ValueError, match=r"prefix .* got -1"):
+        dataclasses.replace(plain.recipe, prefix=-1)
 
 
 def test_every_bias_occurs_in_a_smoke_workload():

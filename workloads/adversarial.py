@@ -68,6 +68,11 @@ def _tiles() -> Iterator[_Case]:
     yield "keys-about-tiles-of-128", _of((17, 64, 1), (127, 128, 129), heads=1), _SMOKE
     # 9 tiles of 128: an odd number of key blocks.
     yield "length-1152", _of((1152, 1, 1151, 1153)), _DEVICE
+    both = dataclasses.replace(_of((1, 63, 64, 65, 100)), window=(16, 16))
+    both = dataclasses.replace(both, prefix=64, last_full=64)
+    yield "prefix-and-last-of-a-tile", both, _SMOKE
+    both = dataclasses.replace(both, causal=True, prefix=33, last_full=31)
+    yield "causal-prefix-and-last-off-the-tiles", both, _SMOKE
     causal = dataclasses.replace(_of((63, 64, 65, 1)), causal=True)
     yield "causal-lengths-about-tiles-of-64", causal, _SMOKE
 
@@ -91,6 +96,11 @@ def _asymmetric() -> Iterator[_Case]:
     # Far fewer keys than queries and a narrow window: whole rows and whole tiles are blind.
     start = dataclasses.replace(_of((90, 33), (10, 40)), align="start", window=(3, 2))
     yield "window-rows-that-see-nothing", start, _SMOKE
+    # More queries than keys: the first queries lie before the sequence, and see its context alone.
+    before = dataclasses.replace(_of((70, 20, 5), (9, 20, 0)), causal=True, window=(2, None))
+    yield "prefix-before-the-first-key", dataclasses.replace(before, prefix=3), _SMOKE
+    late = dataclasses.replace(before, align="start", last_full=15)
+    yield "last-queries-behind-the-last-key", late, _SMOKE
     unseen = dataclasses.replace(_of((4, 30), (60, 90)), causal=True, align="start")
     yield "causal-keys-that-nobody-sees", unseen, _SMOKE
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from jagbench.bias import BucketedBias, log_time_bias
 from jagbench.inputs import Inputs
-from jagbench.pairs import Align, Window, visible_pairs
+from jagbench.pairs import Align, Window, check_beyond_the_window, visible_pairs
+from jagbench.workload import later
 from jagbench.workloads import counter
 from jagbench.workloads.lengths import LengthLaw
 from jagbench.workloads.values import Normal, QKNormalised, ValueLaw, draw_values
@@ -42,6 +43,7 @@ class AttentionRecipe:
     k_lengths: law of the key lengths; None means those of the queries.
     dense_rows: rows of one dense query shared by every sequence (pooling by learned seeds).
     values: law of q, k, v and the upstream gradient.
+    causal, align, window, prefix, last_full: which query sees which key (`jagbench.pairs`).
     scale, bias, bias_heads, buckets: of jagged_attention.
     activation, pre_scale, post_scale: of gdpa.
     q_padding, k_padding: rows past the last offset. They are drawn like any other.
@@ -70,6 +72,8 @@ class AttentionRecipe:
     q_padding: int = 0
     k_padding: int = 0
     offsets_type: OffsetsType = "int64"
+    prefix: int = later(0)
+    last_full: int = later(0)
 
     def __post_init__(self) -> None:
         if self.operator not in OPERATOR_NAMES:
@@ -86,6 +90,7 @@ class AttentionRecipe:
             )
         if self.heads % self.num_kv_heads:
             raise ValueError(f"{self.num_kv_heads} kv_heads do not divide {self.heads} heads")
+        check_beyond_the_window(self.prefix, self.last_full)
         self._check_options()
 
     def _check_options(self) -> None:
@@ -120,6 +125,7 @@ class AttentionRecipe:
             options["causal"] = True
         if self.align != "end":
             options["align"] = self.align
+        options |= {n: getattr(self, n) for n in ("prefix", "last_full") if getattr(self, n)}
         return options
 
     def lengths(self, seed: int) -> dict[str, list[int]]:
@@ -147,6 +153,8 @@ class AttentionRecipe:
             causal=self.causal,
             align=self.align,
             window=self.window,
+            prefix=self.prefix,
+            last_full=self.last_full,
         )
         return jagged_statistics(q, k, int(visible.sum()))
 

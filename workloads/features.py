@@ -54,6 +54,8 @@ class Row:
     causal: bool = False
     align: Align = "end"
     window: Window | None = None
+    prefix: int = 0
+    last_full: int = 0
     values: ValueLaw = DEFAULT_VALUES
     activation: str | tuple[str, ...] = "gelu"
     pre_scale: float | None = None
@@ -119,6 +121,34 @@ _ROWS = (
         "d64-window-start-gqa-cross", 64, "uniform", "zero-inflated", heads=4, kv_heads=2,
         align="start", window=(15, 6), activation="silu", values=HeavyTailed(),
     ),
+    Row("d32-window-prefix", 32, "uniform", window=(9, 9), prefix=5, activation="silu"),
+    # Prefix and last queries are longer than some sequences.
+    Row(
+        "d64-window-prefix-longer-than-sequences", 64, "short", window=(3, 3), prefix=14,
+        activation="gelu", offsets_type="int32",
+    ),
+    Row("d16-causal-prefix-cross", 16, "short", "uniform", causal=True, prefix=11),
+    Row(
+        "d64-causal-window-last", 64, "log-normal", causal=True, window=(12, None), last_full=6,
+        activation="gelu_tanh",
+    ),
+    Row("d32-window-last-longer-than-sequences", 32, "short", window=(2, 4), last_full=13),
+    Row(
+        "d64-causal-window-prefix-last-gqa", 64, "uniform", heads=4, kv_heads=2, causal=True,
+        window=(10, None), prefix=4, last_full=7, activation="fast_silu",
+    ),
+    Row(
+        "d32-window-prefix-last-cross", 32, "uniform", "log-normal", window=(8, 3), prefix=6,
+        last_full=5, values=Normal(),
+    ),
+    Row(
+        "d128-window-prefix-last-start-cross", 128, "zero-inflated", "uniform", align="start",
+        window=(5, 8), prefix=9, last_full=4, activation="fast_gelu",
+    ),
+    Row(
+        "dense-bias-causal-window-prefix-last", 32, "uniform", bias="dense", causal=True,
+        window=(7, None), prefix=3, last_full=4, operators=_ONLY_ATTENTION,
+    ),
     Row(
         "d64-scaled", 64, "fixed", scale=0.3, pre_scale=0.3, post_scale=0.25, values=Normal(0.5),
         activation="gelu_tanh",
@@ -182,6 +212,8 @@ def _recipe(row: Row, operator: str, batch: int, size: int) -> AttentionRecipe:
         causal=row.causal,
         align=row.align,
         window=row.window,
+        prefix=row.prefix,
+        last_full=row.last_full,
         scale=row.scale,
         bias=row.bias,
         bias_heads=row.bias_heads,
@@ -216,6 +248,8 @@ def _workload(
     marks = {
         "causal": recipe.causal,
         "window": recipe.window is not None,
+        "prefix": recipe.prefix > 0,
+        "last-full": recipe.last_full > 0,
         "bias": recipe.bias != "none",
         "gqa": recipe.num_kv_heads != recipe.heads,
         "cross": recipe.k_lengths is not None,
@@ -264,6 +298,14 @@ def _heavy_tails(operator: str) -> Iterator[Workload]:
         law = UniformFill(0.5, 1000)
         recipe = AttentionRecipe("jagged_attention", 128, 4, 128, law, bias="log_time", causal=True)
         yield _workload("history-log-time-bias", operator, recipe, _FULL, "production")
+    # HSTU's semi-local attention: context first, the newest events see the whole history.
+    semi_local = AttentionRecipe(
+        "jagged_attention", 512, 4, 128, UniformFill(0.95, 2048), causal=True, window=(255, None),
+        prefix=8, last_full=64,
+    )  # fmt: skip
+    if operator == "gdpa":
+        semi_local = _as_gdpa(semi_local, "silu", post_scale=1 / 2048)
+    yield _workload("history-semi-local", operator, semi_local, _FULL, "production")
     grouped = AttentionRecipe("jagged_attention", 512, 8, 128, UniformFill(0.5, 1024), kv_heads=2)
     grouped = dataclasses.replace(grouped, window=(255, 0))
     if operator == "gdpa":

@@ -20,6 +20,13 @@ from jagbench.suite.identities import broken, naive_of, truth_of
 
 Tensors = Mapping[str, Tensor]
 
+#: Windows of either kind, narrow and one-sided.
+WINDOWS: list[dict[str, Any]] = [
+    {"window": (3, 5)},
+    {"window": (None, 1)},
+    {"causal": True, "window": (4, None)},
+]
+
 
 def _draw(candidate: Candidate, operator: Operator | str, *lengths: Any, **options: Any) -> Inputs:
     """A small call on the session's device and dtype; grouped heads unless told otherwise."""
@@ -167,6 +174,71 @@ def test_a_window_as_long_as_the_sequence_is_no_window(
     """A window that reaches both ends of every sequence hides nothing."""
     inputs = _draw(candidate, operator, [70, 5, 33], [70, 9, 16])
     _holds(candidate, inputs.with_options(window=window), truth_of(inputs))
+
+
+@pytest.mark.operators_with("window", "prefix", "last_full")
+@pytest.mark.parametrize("mask", WINDOWS, ids=str)
+def test_no_prefix_and_no_last_queries_leave_the_window_alone(
+    candidate: Candidate, operator: Operator, mask: dict[str, Any]
+) -> None:
+    """prefix = 0 and last_full = 0 are the plain window."""
+    inputs = _draw(candidate, operator, [40, 5, 9], [23, 30, 9])
+    plain = inputs.with_options(**mask)
+    _holds(candidate, plain.with_options(prefix=0, last_full=0), truth_of(plain))
+
+
+@pytest.mark.operators_with("window", "prefix", "last_full")
+def test_nothing_lies_beyond_a_window_as_long_as_the_sequence(
+    candidate: Candidate, operator: Operator
+) -> None:
+    """Where a window hides nothing, prefix and last queries show nothing."""
+    inputs = _draw(candidate, operator, [70, 5, 33], [70, 9, 16])
+    options = {"window": (70, 70), "prefix": 3, "last_full": 6}
+    _holds(candidate, inputs.with_options(**options), truth_of(inputs))
+
+
+@pytest.mark.operators_with("window", "prefix", "last_full")
+@pytest.mark.parametrize("mask", [*WINDOWS, {"causal": True}], ids=str)
+@pytest.mark.parametrize("align", ["start", "end"])
+def test_a_prefix_as_long_as_the_sequence_is_no_mask(
+    candidate: Candidate, operator: Operator, mask: dict[str, Any], align: str
+) -> None:
+    """All keys belong to the context: every query sees them, causal or not."""
+    inputs = _draw(candidate, operator, [40, 5, 33], [33, 9, 33])
+    options = {**mask, "align": align, "prefix": 33}
+    _holds(candidate, inputs.with_options(**options), truth_of(inputs))
+
+
+@pytest.mark.operators_with("window", "prefix", "last_full")
+@pytest.mark.parametrize("mask", WINDOWS, ids=str)
+@pytest.mark.parametrize("align", ["start", "end"])
+def test_last_queries_as_many_as_the_sequence_has_are_no_window(
+    candidate: Candidate, operator: Operator, mask: dict[str, Any], align: str
+) -> None:
+    """Every query is among the last: no window is left, causality is."""
+    inputs = _draw(candidate, operator, [40, 5, 33], [33, 9, 33], align=align)
+    causal = mask.get("causal", False)
+    options = {**mask, "last_full": 40}
+    _holds(candidate, inputs.with_options(**options), truth_of(inputs.with_options(causal=causal)))
+
+
+@pytest.mark.operators_with("window", "prefix", "last_full")
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_last_queries_have_the_rows_of_attention_without_a_window(
+    candidate: Candidate, operator: Operator, causal: bool
+) -> None:
+    """The last 4 rows of every sequence are those without a window, the others those with it."""
+    lengths = [21, 3, 33]
+    inputs = _draw(candidate, operator, lengths, causal=causal)
+    local = inputs.with_options(window=(3, 2))
+    free, bound = truth_of(inputs)["out"], truth_of(local)["out"]
+    ends = torch.tensor(lengths).cumsum(0)
+    last = torch.cat(
+        [torch.arange(max(e - 4, e - n), e) for e, n in zip(ends, lengths, strict=True)]
+    )
+    truth = bound.clone()
+    truth[last] = free[last]
+    _holds(candidate, local.with_options(last_full=4), {"out": truth})
 
 
 @pytest.mark.operators_with("window", "causal", "align")

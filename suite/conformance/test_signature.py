@@ -192,6 +192,8 @@ def _can_be(operator: Operator, fault: str) -> bool:
 REFUSED: dict[str, dict[str, Any]] = {
     "window": {"negative": (-1, 3), "negative-right": (2, -2)},
     "align": {"unknown": "middle"},
+    "prefix": {"negative": -1, "fraction": 2.5},
+    "last_full": {"negative": -3, "fraction": 1.5},
     "activation": {
         "unknown": "softsign",
         "too-few": ("relu",) * 3,

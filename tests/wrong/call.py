@@ -90,8 +90,9 @@ def check(call: Call) -> None:
         raise ValueError(f"align must be 'start' or 'end', got {call.align!r}")
     if any(side is not None and side < 0 for side in call.window or ()):
         raise ValueError(f"window sides must be at least 0 or None, got {call.window}")
-    if call.prefix < 0 or call.last_full < 0:
-        raise ValueError(f"prefix {call.prefix} and last_full {call.last_full} must be >= 0")
+    for name, count in (("prefix", call.prefix), ("last_full", call.last_full)):
+        if not isinstance(count, int) or count < 0:
+            raise ValueError(f"{name} must be a whole number of at least 0, got {count}")
     _check_offsets(call)
     _check_activations(call)
     _check_bias(call)

@@ -128,6 +128,52 @@ MASKS: tuple[Fault, ...] = (
         "test_known_faults.py::test_backward_hides_the_keys_that_forward_hides",
     ),
     *_on("masks:backward_without_mask", BACKWARD, "jagged_attention-d32-gqa-window"),
+    *_on("masks:ignores_prefix", FORWARD, "gdpa-d32-window-prefix"),
+    *_on("masks:ignores_last_full", FORWARD, "jagged_attention-d64-causal-window-last"),
+    *_on(
+        "masks:prefix_of_the_packed_buffer",
+        FORWARD,
+        "gdpa-d32-window-prefix",
+        "jagged_attention-d32-window-prefix",
+    ),
+    *_on("masks:last_is_off_by_one", FORWARD, "gdpa-d64-causal-window-last"),
+    Fault(
+        "masks:last_is_off_by_one",
+        JAGGED,
+        "test_identities.py::test_the_last_queries_have_the_rows_of_attention_without_a_window",
+        parameter="jagged_attention-full",
+    ),
+    *_on(
+        "masks:last_keys_instead_of_last_queries",
+        FORWARD,
+        "jagged_attention-d32-window-prefix-last-cross",
+    ),
+    *_on(
+        "masks:prefix_is_masked_by_causality",
+        FORWARD,
+        "gdpa-d64-causal-window-prefix-last-gqa",
+        "jagged_attention-d16-causal-prefix-cross",
+    ),
+    *_on("masks:prefix_sees_its_window_only", FORWARD, "jagged_attention-d32-window-prefix"),
+    *_on("masks:prefix_is_seen_in_windows_only", FORWARD, "gdpa-d32-window-prefix"),
+    *_on(
+        "masks:prefix_counts_query_rows",
+        FORWARD,
+        "jagged_attention-d32-window-prefix-last-cross",
+    ),
+    *_on("masks:last_queries_see_the_future", FORWARD, "jagged_attention-d64-causal-window-last"),
+    Fault(
+        "masks:last_queries_see_the_future",
+        GDPA,
+        "test_identities.py::test_last_queries_as_many_as_the_sequence_has_are_no_window",
+        parameter="gdpa-end-{'causal': True, 'window': (4, None)}",
+    ),
+    *_on(
+        "masks:backward_forgets_what_lies_beyond",
+        BACKWARD,
+        "gdpa-d64-causal-window-prefix-last-gqa",
+        "jagged_attention-d64-causal-window-prefix-last-gqa",
+    ),
     *_on("masks:off_by_one", FORWARD, "gdpa-d16-causal", "jagged_attention-d32-gqa-window"),
     *(
         Fault(

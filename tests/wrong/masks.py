@@ -71,6 +71,83 @@ def _one_more(call: Call, m: int, n: int) -> Tensor:
 off_by_one = replace(RIGHT, mask=_one_more)
 
 
+# -- beyond the window -----------------------------------------------------------------------------
+
+
+def _no_prefix(call: Call, m: int, n: int) -> Tensor:
+    return mask(replace(call, prefix=0), m, n)
+
+
+def _no_last(call: Call, m: int, n: int) -> Tensor:
+    return mask(replace(call, last_full=0), m, n)
+
+
+def _last_one_short(call: Call, m: int, n: int) -> Tensor:
+    return mask(replace(call, last_full=max(0, call.last_full - 1)), m, n)
+
+
+def _last_of_keys(call: Call, m: int, n: int) -> Tensor:
+    seen = mask(replace(call, last_full=0), m, n)
+    return seen | (torch.arange(n, device=seen.device) >= n - call.last_full)
+
+
+def _prefix_within_causality(call: Call, m: int, n: int) -> Tensor:
+    seen = mask(call, m, n)
+    if call.causal:
+        seen &= mask(replace(call, window=None, prefix=0), m, n)
+    return seen
+
+
+def _prefix_seen_only(call: Call, m: int, n: int) -> Tensor:
+    plain = mask(replace(call, prefix=0), m, n)
+    return plain | (torch.arange(n, device=plain.device) < call.prefix)
+
+
+def _prefix_sees_only(call: Call, m: int, n: int) -> Tensor:
+    seen = mask(replace(call, prefix=0), m, n)
+    at = torch.arange(m, device=seen.device) + (n - m if call.align == "end" else 0)
+    return seen | ((at >= 0) & (at < call.prefix))[:, None]
+
+
+def _prefix_rows_from_the_start(call: Call, m: int, n: int) -> Tensor:
+    seen = _prefix_seen_only(call, m, n)
+    return seen | (torch.arange(m, device=seen.device) < call.prefix)[:, None]
+
+
+def _last_into_the_future(call: Call, m: int, n: int) -> Tensor:
+    return mask(call, m, n) | (torch.arange(m, device=call.q.device) >= m - call.last_full)[:, None]
+
+
+def _in_the_buffer(call: Call, where: Bounds) -> Call:
+    return replace(call, prefix=max(0, call.prefix - where[2]))
+
+
+#: `prefix` is accepted and never used.
+ignores_prefix = replace(RIGHT, mask=_no_prefix)
+#: The context is counted from the start of the packed buffer: later sequences have none.
+prefix_of_the_packed_buffer = replace(RIGHT, place=_in_the_buffer)
+#: `last_full` is accepted and never used.
+ignores_last_full = replace(RIGHT, mask=_no_last)
+#: The first of the last queries is bound by the window.
+last_is_off_by_one = replace(RIGHT, mask=_last_one_short)
+#: The last keys are seen by all, instead of the last queries seeing all.
+last_keys_instead_of_last_queries = replace(RIGHT, mask=_last_of_keys)
+#: Causality hides keys from a context's queries, and a context from queries before it.
+prefix_is_masked_by_causality = replace(RIGHT, mask=_prefix_within_causality)
+#: The context is seen by all, and sees its window alone.
+prefix_sees_its_window_only = replace(RIGHT, mask=_prefix_seen_only)
+#: The context sees all, and is seen within windows alone (a public HSTU kernel).
+prefix_is_seen_in_windows_only = replace(RIGHT, mask=_prefix_sees_only)
+#: Queries of the context are counted in rows, whatever their place among the keys.
+prefix_counts_query_rows = replace(RIGHT, mask=_prefix_rows_from_the_start)
+#: The last queries see keys after them under `causal` too.
+last_queries_see_the_future = replace(RIGHT, mask=_last_into_the_future)
+#: The backward recomputes the scores under the plain window.
+backward_forgets_what_lies_beyond = replace(
+    RIGHT, backward_mask=lambda call, m, n: mask(replace(call, prefix=0, last_full=0), m, n)
+)
+
+
 def _truthy_window(call: Call, m: int, n: int) -> Tensor:
     if call.window is None:
         return mask(call, m, n)

@@ -35,6 +35,7 @@ class Steps:
     bounds: Callable[[Call], list[Bounds]] = step.bounds
     read: Callable[[Tensor, int, int], Tensor] = step.read
     repeat: Callable[[Tensor, int], Tensor] = step.repeat
+    place: Callable[[Call, Bounds], Call] = step.stay
     mask: Callable[[Call, int, int], Tensor] = step.mask
     backward_mask: Callable[[Call, int, int], Tensor] | None = None
     score: Callable[[Call, Tensor, Tensor], Tensor] = step.score
@@ -247,7 +248,7 @@ def _tile(steps: Steps, call: Call, sequence: int, where: Bounds, backward: bool
     k = steps.repeat(steps.read(call.k, k0, k1), repeats)
     v = steps.repeat(steps.read(call.v, k0, k1), repeats)
     make = steps.backward_mask if backward and steps.backward_mask is not None else steps.mask
-    seen = make(call, q1 - q0, k1 - k0)
+    seen = make(steps.place(call, where), q1 - q0, k1 - k0)
     # Rows that take part in no visible pair are dropped: 0 times NaN would be NaN.
     q = q.masked_fill(~seen.any(1)[:, None], 0.0)
     k, v = (x.masked_fill(~seen.any(0)[:, None], 0.0) for x in (k, v))

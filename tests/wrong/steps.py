@@ -62,6 +62,11 @@ def mask(call: Call, m: int, n: int) -> Tensor:
     return seen | context | free
 
 
+def stay(call: Call, where: Bounds) -> Call:
+    """The call as its mask sees it in one sequence, unchanged."""
+    return call
+
+
 def score(call: Call, q: Tensor, k: Tensor) -> Tensor:
     """pre q k^T, `[H, m, n]`."""
     return call.pre * (q @ k.mT)
