@@ -124,7 +124,10 @@ def _masked() -> Iterator[tuple[str, Any]]:
         if workload.operator not in ("jagged_attention", "gdpa"):
             continue
         recipe = workload.recipe
-        if "full" in workload.purposes and (recipe.causal or recipe.window is not None):
+        # What lies beyond a window is not the tier's to take.
+        beyond = recipe.prefix or recipe.last_full
+        masked = recipe.causal or recipe.window is not None
+        if "full" in workload.purposes and masked and not beyond:
             yield name, workload
 
 
