@@ -53,7 +53,8 @@ class _Beyond:
     ) -> None:
         self.m, self.n, self.shift = q_lengths, k_lengths, shift
         self.causal = bool(options.get("causal"))
-        self.prefix, self.last_full = options.get("prefix", 0), options.get("last_full", 0)
+        self.prefix: int = options.get("prefix", 0)
+        self.last_full: int = options.get("last_full", 0)
 
     def queries(self, row: Tensor, s: Tensor) -> Tensor:
         """Of queries at a position of sequence s: all that have a context, and last ones."""

@@ -122,6 +122,24 @@ def test_offsets_changed_in_place_are_looked_at_again():
     assert arguments.lengths_of("q", offsets, values, None).host.tolist() == [2, 5]
 
 
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ({"window": (3, 0), "prefix": 2}, "no contextual prefix .asked for 2"),
+        ({"causal": True, "prefix": 2}, "no contextual prefix .asked for 2"),
+        ({"window": (3, 1), "last_full": 4}, r"no last queries .4. that"),
+    ],
+)
+def test_what_lies_beyond_the_window_is_unsupported(mask, words):
+    with pytest.raises(NotImplementedError, match=words):
+        call_of([5, 3], [2, 9], **mask)
+
+
+def test_a_prefix_or_last_queries_that_show_nothing_more_are_taken():
+    assert not call_of([5, 3], [2, 9], prefix=2, last_full=3).bounded
+    assert call_of([5, 3], [2, 9], causal=True, last_full=3).causal_only
+
+
 def test_a_window_side_beyond_every_key_binds_nothing():
     call = call_of([5, 3], [2, 9], window=(14, 13))
     assert (call.left, call.right) == (None, 13)

@@ -68,11 +68,11 @@ def _tiles() -> Iterator[_Case]:
     yield "keys-about-tiles-of-128", _of((17, 64, 1), (127, 128, 129), heads=1), _SMOKE
     # 9 tiles of 128: an odd number of key blocks.
     yield "length-1152", _of((1152, 1, 1151, 1153)), _DEVICE
-    both = dataclasses.replace(_of((1, 63, 64, 65, 100)), window=(16, 16))
-    both = dataclasses.replace(both, prefix=64, last_full=64)
-    yield "prefix-and-last-of-a-tile", both, _SMOKE
-    both = dataclasses.replace(both, causal=True, prefix=33, last_full=31)
-    yield "causal-prefix-and-last-off-the-tiles", both, _SMOKE
+    beyond = dataclasses.replace(_of((1, 63, 64, 65, 100)), window=(16, 16))
+    beyond = dataclasses.replace(beyond, prefix=64, last_full=64)
+    yield "prefix-and-last-of-a-tile", beyond, _SMOKE
+    beyond = dataclasses.replace(beyond, causal=True, prefix=33, last_full=31)
+    yield "causal-prefix-and-last-off-the-tiles", beyond, _SMOKE
     causal = dataclasses.replace(_of((63, 64, 65, 1)), causal=True)
     yield "causal-lengths-about-tiles-of-64", causal, _SMOKE
 

@@ -30,7 +30,7 @@ from jagbench.impl.kernels.tuning import (
     padded,
     tile_config,
 )
-from jagbench.pairs import attention_flops, visible_pairs
+from jagbench.pairs import attention_flops
 
 _PAD = STATISTICS_PAD.value
 # Mean lengths from which, and up to which, other tiles are faster (tuning._TABLE).
@@ -126,8 +126,8 @@ def flops_of_offsets(
     """Useful FLOP of a forward pass, from the offsets' values (for torch's FLOP counter)."""
     k_lengths = k_offsets.diff()
     rows = torch.full_like(k_lengths, q.shape[0]) if q_offsets is None else q_offsets.diff()
-    pairs = visible_pairs(rows, k_lengths, **Mask.decode(mask).as_options)
-    return attention_flops(int(pairs.sum()), q.shape[1], q.shape[2], v.shape[2])
+    pairs = Mask.decode(mask).pairs(rows, k_lengths)
+    return attention_flops(pairs, q.shape[1], q.shape[2], v.shape[2])
 
 
 def query_tiles(q_offsets: Tensor | None, k_offsets: Tensor, geometry: Geometry) -> TileList:

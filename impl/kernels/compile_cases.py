@@ -38,6 +38,9 @@ _PARKING: tuple[Kernel, ...] = (
     "key_value_gradient", "gdpa_key_value_gradient", "gdpa_short", "gdpa_short2",
 )  # fmt: skip
 _PARKED, _FEW = 256, 16
+#: The same where both sides of a window are masked, with the bounds of three to five loops to keep:
+#: the most is taken on sm_120, whose tiles are as large and whose accumulators are registers.
+_PARKED_AT_EDGES, _FEW_AT_EDGES = 512, 64
 
 _STRIDES = ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")
 _OFFSETS = ("q_offsets", "k_offsets")
@@ -104,10 +107,17 @@ def _case(
         num_stages=config.num_stages,
         dtype=dtype,
         may_spill=ieee or dim > 128,
-        spill_limit=_PARKED if table in _PARKING else _FEW,
+        spill_limit=_spill_limit(table, merged),
         architectures=architectures,
         **options,
     )
+
+
+def _spill_limit(table: Kernel, constants: Mapping[str, Any]) -> int:
+    """Bytes of stack a thread may take."""
+    if table in _PARKING:
+        return _PARKED_AT_EDGES if constants.get("HAS_LEFT") else _PARKED
+    return _FEW_AT_EDGES if constants.get("BEYOND") else _FEW
 
 
 def _softmax_forward(

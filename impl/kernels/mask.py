@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from jagbench.impl.kernels.arguments import check_align, window_bounds
 from jagbench.impl.kernels.tiles import LAST, LAST_CAUSAL, PREFIX
-from jagbench.pairs import Align, check_beyond_the_window
+from jagbench.pairs import Align, check_beyond_the_window, visible_pairs
 
 #: A bound or count past this sees everything; clipped so that position arithmetic cannot wrap.
 CLIP = 1 << 29
@@ -80,15 +82,15 @@ class Mask:
             return None
         return self.left + self.right + 1 + self.prefix
 
-    @property
-    def as_options(self) -> dict[str, object]:
-        """Keyword arguments of `jagbench.pairs.visible_pairs`."""
+    def pairs(self, q_lengths: Tensor, k_lengths: Tensor) -> int:
+        """Visible pairs of a batch."""
         align: Align = "end" if self.align_end else "start"
-        sides = tuple(None if side < 0 else side for side in (self.left, self.right))
-        return {
-            "causal": self.causal, "align": align, "window": sides,
-            "prefix": self.prefix, "last_full": self.last_full,
-        }  # fmt: skip
+        left, right = (None if side < 0 else side for side in (self.left, self.right))
+        found = visible_pairs(
+            q_lengths, k_lengths, causal=self.causal, align=align, window=(left, right),
+            prefix=self.prefix, last_full=self.last_full,
+        )  # fmt: skip
+        return int(found.sum())
 
 
 def mask_of(
