@@ -70,6 +70,8 @@ class Operator:
         cancel in the operator's own; None if nothing cancels. Where a gradient is over its budget,
         the floor is taken of that size too: no kernel can be nearer than the rounding of its terms.
     unread_in_backward: tensor arguments that no gradient depends on (a linear operator's own).
+    residual: the queries pass through beside the attention: one that sees no key has an output and
+        a gradient, and the output is linear in nothing.
     approximation: relative error that the inputs' named approximations (a hardware tanh) state for
         themselves; the judge adds it, four times, to the floor.
     """
@@ -86,6 +88,7 @@ class Operator:
     approximation: Callable[[Inputs], float] = exact
     uncancelled: Callable[..., Any] | None = None
     unread_in_backward: tuple[str, ...] = ()
+    residual: bool = False
     backward_flops_ratio: float = 2.5
     model_backward_flops_ratio: float = 2.0
 

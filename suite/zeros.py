@@ -38,6 +38,8 @@ def takes_part(inputs: Inputs) -> dict[str, Tensor]:
     if not dense:
         rows = t["q"].shape[0]
         seen["q_offsets"] = _reached(t["q_offsets"], rows, k_lengths, shift, left, right)
+    if inputs.operator.residual:
+        seen["q_offsets"] = ~_is_padding(inputs, "q_offsets")
     return seen
 
 

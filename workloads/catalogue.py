@@ -13,6 +13,7 @@ from jagbench.workloads.blocks import blocks
 from jagbench.workloads.comparison import comparison, tagged
 from jagbench.workloads.features import features
 from jagbench.workloads.norms import norms
+from jagbench.workloads.pffn import pffn
 from jagbench.workloads.published import published
 
 
@@ -24,6 +25,7 @@ def _all() -> Iterator[Workload]:
         yield from adversarial(operator)
     yield from blocks()
     yield from norms()
+    yield from pffn()
 
 
 def _catalogue() -> Mapping[str, Workload]:
