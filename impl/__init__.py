@@ -5,6 +5,7 @@ from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
 from jagbench.impl.kernels.norm_linear import norm_linear
+from jagbench.impl.kernels.pffn_block import pffn_block
 from jagbench.impl.kernels.rotary import rotary
 from jagbench.version import __version__
 
@@ -16,6 +17,7 @@ __all__ = [
     "gdpa",
     "jagged_attention",
     "norm_linear",
+    "pffn_block",
     "pin",
     "rotary",
 ]

@@ -18,16 +18,18 @@ from jagbench.impl.kernels.block_mask import masked_block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
 from jagbench.impl.kernels.norm_linear import norm_linear
+from jagbench.impl.kernels.pffn_block import pffn_block
 from jagbench.impl.kernels.rotary import rotary
 from jagbench.impl.kernels.tuning import Schedule
 from jagbench.version import __version__
 
 
 def _namespace(schedule: Schedule, **others: Callable[..., Any]) -> SimpleNamespace:
-    """Both attention operators under one schedule, and others that have but one."""
+    """The operators with an attention of pairs under one schedule, and others that have but one."""
     return SimpleNamespace(
         jagged_attention=partial(jagged_attention, schedule=schedule),
         gdpa=partial(gdpa, schedule=schedule),
+        pffn_block=partial(pffn_block, schedule=schedule),
         __version__=__version__,
         configuration=configuration,
         describe=partial(describe, schedule=schedule),

@@ -72,6 +72,8 @@ class Operator:
     unread_in_backward: tensor arguments that no gradient depends on (a linear operator's own).
     bandwidth_bound: whether memory binds it on any device, so that reports show GB/s of the least
         traffic and its share of a copy's rate, and neither FLOP/s nor MFU.
+    residual: the queries pass through beside the attention: one that sees no key has an output and
+        a gradient, and the output is linear in nothing.
     approximation: relative error that the inputs' named approximations (a hardware tanh) state for
         themselves; the judge adds it, four times, to the floor.
     """
@@ -89,6 +91,7 @@ class Operator:
     uncancelled: Callable[..., Any] | None = None
     unread_in_backward: tuple[str, ...] = ()
     bandwidth_bound: bool = False
+    residual: bool = False
     backward_flops_ratio: float = 2.5
     model_backward_flops_ratio: float = 2.0
 

@@ -11,13 +11,22 @@ from jagbench.reference.block_attention import BLOCK_ATTENTION, block_attention
 from jagbench.reference.gdpa import GDPA, gdpa
 from jagbench.reference.jagged_attention import JAGGED_ATTENTION, jagged_attention
 from jagbench.reference.norm_linear import NORM_LINEAR, norm_linear
+from jagbench.reference.pffn_block import PFFN_BLOCK, pffn_block
 from jagbench.reference.rotary import ROTARY, rotary
 from jagbench.spec import Operator
 
 #: Every operator by name.
 OPERATORS: Mapping[str, Operator] = {
     operator.name: operator
-    for operator in (JAGGED_ATTENTION, GDPA, BLOCK_ATTENTION, ROTARY, NORM_LINEAR)
+    for operator in (JAGGED_ATTENTION, GDPA, BLOCK_ATTENTION, ROTARY, NORM_LINEAR, PFFN_BLOCK)
 }
 
-__all__ = ["OPERATORS", "block_attention", "gdpa", "jagged_attention", "norm_linear", "rotary"]
+__all__ = [
+    "OPERATORS",
+    "block_attention",
+    "gdpa",
+    "jagged_attention",
+    "norm_linear",
+    "pffn_block",
+    "rotary",
+]

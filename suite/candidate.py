@@ -128,6 +128,11 @@ def has_scale(operator: Operator, **others: Any) -> bool:
     return bool({"scale", "pre_scale"} & option_names(operator))
 
 
+def scales_queries(operator: Operator, **others: Any) -> bool:
+    """Whether that scale is one of the queries as they are given: no norm stands before it."""
+    return has_scale(operator) and not operator.residual
+
+
 def changed(before: Inputs, after: Inputs) -> tuple[str, ...]:
     """Names of tensors (and "upstream") whose bits differ."""
     names = []

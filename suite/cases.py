@@ -67,7 +67,8 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
 
     The mark `cases` says which: `every=True` for all workloads of the session, `timed=True` for
     those worth a time, otherwise a few small ones of each operator that together show its features
-    (`cover`); `where` they fulfil it.
+    (`cover`); `where` they fulfil it. The mark `operators_with` names parameters that an operator
+    must have; with `residual=False`, its queries must not pass through beside the attention.
     """
     if "case" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("cases")
@@ -82,6 +83,8 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
         mark = metafunc.definition.get_closest_marker("operators_with")
         needed = set(mark.args) if mark is not None else set()
         names = [n for n in settings.operators if needed <= set(OPERATORS[n].signature.parameters)]
+        if mark is not None and mark.kwargs.get("residual") is False:
+            names = [n for n in names if not OPERATORS[n].residual]
         metafunc.parametrize("operator", [pytest.param(OPERATORS[n], id=n) for n in names])
 
 

@@ -42,6 +42,8 @@ def takes_part(inputs: Inputs) -> dict[str, Tensor]:
         rows = t["q"].shape[0]
         queries = _reached(t["q_offsets"], rows, k_lengths, shift, left, right)
         seen["q_offsets"] = queries | _where(t["q_offsets"], rows, beyond.queries)
+    if inputs.operator.residual:
+        seen["q_offsets"] = ~_is_padding(inputs, "q_offsets")
     return seen
 
 

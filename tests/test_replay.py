@@ -60,7 +60,7 @@ def test_the_digest_depends_on_the_lengths_not_on_the_file(csv, parquet):
     assert replay(csv, "history").digest != replay(csv, "ads").digest
 
 
-@pytest.mark.parametrize("operator", ["gdpa", "jagged_attention"])
+@pytest.mark.parametrize("operator", ["gdpa", "jagged_attention", "pffn_block"])
 def test_a_workload_is_made_from_the_text_of_a_command_line(csv, operator):
     workload = workload_from_text(f"replay:{csv}:history", operator)
     assert workload.operator == operator
@@ -81,6 +81,12 @@ def test_a_linear_layer_behind_a_norm_is_replayed_with_as_many_features_as_heads
     workload = workload_from_text(f"replay:{csv}:history", "norm_linear")
     assert workload.recipe.lengths(0) == {"offsets": [12, 0, 40]}
     assert (workload.recipe.features, workload.recipe.out_features) == (512, 512)
+
+
+def test_a_pffn_block_is_replayed_without_a_mask(csv):
+    assert replay(csv, "history", operator="pffn_block").recipe.attention.operator == "gdpa"
+    with pytest.raises(ValueError, match="pffn_block takes no causal=True"):
+        replay(csv, "history", operator="pffn_block", causal=True)
 
 
 def test_an_operator_of_no_recipe_is_refused(csv):

@@ -18,7 +18,16 @@ from wrong.faults import FAULTS
 from wrong.right import RIGHT, Steps
 
 TESTS = Path(__file__).parent
-MODULES = ("values", "masks", "memory", "gradients", "contract", "blocks", "norms")
+MODULES = (
+    "values",
+    "masks",
+    "memory",
+    "gradients",
+    "contract",
+    "blocks",
+    "norms",
+    "blocks_of_pffn",
+)
 #: What the suite's own assertions raise.
 ASSERTIONS = ("AssertionError", "Failed")
 

@@ -4,6 +4,7 @@ from jagbench.workloads.attention import AttentionRecipe
 from jagbench.workloads.catalogue import CATALOGUE, select
 from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import BlockRecipe, RotaryRecipe
+from jagbench.workloads.pffn import PffnRecipe
 from jagbench.workloads.replay import workload_from_text
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "AttentionRecipe",
     "BlockRecipe",
     "NormLinearRecipe",
+    "PffnRecipe",
     "RotaryRecipe",
     "select",
     "workload_from_text",

@@ -14,6 +14,7 @@ from jagbench.workloads.comparison import comparison, tagged
 from jagbench.workloads.features import features
 from jagbench.workloads.ladder import ladder
 from jagbench.workloads.norms import norms
+from jagbench.workloads.pffn import pffn
 from jagbench.workloads.published import published
 
 
@@ -26,6 +27,7 @@ def _all() -> Iterator[Workload]:
     yield from blocks()
     yield from ladder()
     yield from norms()
+    yield from pffn()
 
 
 def _catalogue() -> Mapping[str, Workload]:

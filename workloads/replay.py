@@ -20,6 +20,7 @@ from jagbench.workloads.attention import OPERATOR_NAMES, AttentionRecipe
 from jagbench.workloads.lengths import Explicit
 from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import BY_POSITION, BlockRecipe, RotaryRecipe
+from jagbench.workloads.pffn import PffnRecipe
 
 #: What a workload specification on a command line begins with.
 PREFIX = "replay:"
@@ -43,7 +44,8 @@ def replay(
     path: a text file, or `.csv`, `.parquet`, `.npy` by its suffix.
     column: column of a CSV or Parquet file; may be left out where there is only one.
     k_column: column of the key lengths; without it they are those of the queries.
-    heads, kv_heads, qk_dim, causal: as of `AttentionRecipe`. activation: of gdpa only. Operators
+    heads, kv_heads, qk_dim, causal: as of `AttentionRecipe`. activation: of gdpa and
+        pffn_block (which takes no causal) only. Operators
         with one offsets argument take no k_column nor causal; a rotary table is by position, and
         norm_linear maps heads x qk_dim features to as many under RMSNorm.
     Raises ValueError naming the file, the place and the value that is no length, and ImportError
@@ -53,7 +55,11 @@ def replay(
     q = read_lengths(path, column)
     k = None if k_column is None else read_lengths(path, k_column)
     recipe: Recipe
-    if operator in OPERATOR_NAMES:
+    if operator == "pffn_block":
+        if causal:
+            raise ValueError(f"{operator} takes no causal={causal}")
+        recipe = PffnRecipe(_of_pairs("gdpa", q, k, heads, kv_heads, qk_dim, False, activation))
+    elif operator in OPERATOR_NAMES:
         recipe = _of_pairs(operator, q, k, heads, kv_heads, qk_dim, causal, activation)
     else:
         if k is not None or causal:
@@ -108,7 +114,7 @@ def _packed(
     if operator == "norm_linear":
         width = heads * qk_dim
         return NormLinearRecipe(len(lengths), width, width, law)
-    known = (*OPERATOR_NAMES, "block_attention", "rotary", "norm_linear")
+    known = (*OPERATOR_NAMES, "block_attention", "rotary", "norm_linear", "pffn_block")
     raise ValueError(f"operator must be one of {known}, got {operator!r}")
 
 

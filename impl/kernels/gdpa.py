@@ -92,14 +92,14 @@ def gdpa(
     if deterministic:
         check_repeatable(NAME, plan, q, k, v)
     out: Tensor = _differentiable_op(
-        q, k, v, q_offsets, k_offsets, _activation_codes(activation, q.shape[1]),
+        q, k, v, q_offsets, k_offsets, activation_codes(activation, q.shape[1]),
         float(pre_scale), float(post_scale), mask.encode(),
         -1 if max_k_len is None else int(max_k_len), plan.encode(repeatable=deterministic),
     )  # fmt: skip
     return out
 
 
-def _activation_codes(activation: str | Sequence[str], heads: int) -> list[int]:
+def activation_codes(activation: str | Sequence[str], heads: int) -> list[int]:
     """One id, or one per head where they differ; ValueError names what is known."""
     names = [activation] if isinstance(activation, str) else list(activation)
     unknown = [name for name in names if name not in ACTIVATION_IDS]

@@ -1,7 +1,8 @@
-"""What the kernels of a norm with a linear layer are compiled to ahead of time."""
+"""What the kernels of norm_linear and of the PFFN block are compiled to ahead of time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from jagbench.impl.kernels.norm_linear_launch import (
     row_tile,
     table_tiles,
 )
+from jagbench.impl.kernels.pffn_block import pffn_tile
 from jagbench.impl.kernels.tuning import padded
 
 _MODULE = "jagbench.impl.kernels.norm_linear_kernels"
@@ -149,6 +151,20 @@ def _weight_gradient(
     )  # fmt: skip
 
 
+def _pffn(kernel: str, dtype: str, *tensors: str) -> CompileCase:
+    """A kernel over rows of 4 heads of 128, about a GDPA."""
+    rows, block, warps = pffn_tile(512)
+    signature = {
+        **dict.fromkeys(tensors, f"*{dtype}"), "offsets": "*i32", "batch": "i32", "total": "i32",
+        "eps": "fp32",
+    }  # fmt: skip
+    case = _case(
+        kernel.removesuffix("_kernel"), kernel, dtype, signature,
+        {"FEATURES": 512, "ROWS": rows, "BLOCK": block}, None, num_warps=warps,
+    )  # fmt: skip
+    return replace(case, kernel=f"jagbench.impl.kernels.pffn_kernels:{kernel}")
+
+
 _LARGE, _SMALL = (90, 100), (80, 120)
 
 NORM_CASES: tuple[CompileCase, ...] = (
@@ -179,4 +195,9 @@ NORM_CASES: tuple[CompileCase, ...] = (
     _weight_gradient("fp16", 200, 96, "layer"),
     _weight_gradient("bf16", 1024, 1024, "layer"),
     _weight_gradient("fp32", 512, 512, "rms"),
+    _pffn("pffn_enter_kernel", "bf16", "q", "ln"),
+    _pffn("pffn_leave_kernel", "bf16", "attended", "q", "out"),
+    _pffn("pffn_inner_gradient_kernel", "bf16", "d_out", "attended", "q", "d_inner"),
+    _pffn("pffn_query_gradient_kernel", "bf16", "d_out", "attended", "q", "d_ln", "dq"),
+    _pffn("pffn_query_gradient_kernel", "fp32", "d_out", "attended", "q", "d_ln", "dq"),
 )  # fmt: skip

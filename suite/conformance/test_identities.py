@@ -14,7 +14,7 @@ from jagbench.execution import Outcome
 from jagbench.inputs import Inputs, concatenate
 from jagbench.spec import SHARED, Operator
 from jagbench.suite import changes, shapes
-from jagbench.suite.candidate import Candidate, has_scale, option_names
+from jagbench.suite.candidate import Candidate, option_names, scales_queries
 from jagbench.suite.cases import Case
 from jagbench.suite.identities import broken, naive_of, truth_of
 
@@ -299,7 +299,7 @@ def test_gradients_are_linear_in_the_upstream_gradient(candidate: Candidate, cas
     assert not found, f"parts of the upstream gradient do not add up: {found}"
 
 
-@pytest.mark.combinations(where=has_scale)
+@pytest.mark.combinations(where=scales_queries)
 @pytest.mark.parametrize("factor", [4.0, 0.25])
 def test_scale_moves_freely_between_query_and_option(
     candidate: Candidate, operator: Operator, factor: float
@@ -328,7 +328,7 @@ def test_a_constant_bias_shifts_only_the_log_sum_exp(
     _holds(candidate, shifted, truth)
 
 
-@pytest.mark.operators_with("activation")
+@pytest.mark.operators_with("activation", residual=False)
 def test_one_activation_per_head_is_each_activation_on_its_head(
     candidate: Candidate, operator: Operator
 ) -> None:
@@ -353,7 +353,7 @@ def test_grouped_heads_are_repeated_keys(candidate: Candidate, operator: Operato
     _holds(candidate, inputs, truth)
 
 
-@pytest.mark.operators_with("q_offsets")
+@pytest.mark.operators_with("q_offsets", residual=False)
 def test_a_dense_query_is_the_same_query_in_every_sequence(
     candidate: Candidate, operator: Operator
 ) -> None:
@@ -371,7 +371,7 @@ def test_a_dense_query_is_the_same_query_in_every_sequence(
     _holds(candidate, dense, truth)
 
 
-@pytest.mark.operators_with("q", "k", "v")
+@pytest.mark.operators_with("q", "k", "v", residual=False)
 def test_twice_the_values_are_twice_the_output(candidate: Candidate, operator: Operator) -> None:
     """The output is linear in the values."""
     inputs = _draw(candidate, operator, [20, 9], [31, 12])

@@ -148,6 +148,10 @@ OF_ONE_OFFSETS_FOR_KEYS: Changes = {
         **{n: torch.cat([i.tensors()[n]] * 2) for n in "kv"}
     ),
 }
+OF_A_BLOCK: Changes = {
+    "values-of-another-head-dim": _values("v", lambda x: x[..., :16]),
+    "a-dense-query": lambda i: i.replace(q=i.tensors()["q"][:5], q_offsets=None),
+}
 OF_X: Changes = {
     "x-of-integers": _values("x", lambda x: x.int()),
     "x-of-two-dims": _values("x", lambda x: x.flatten(1)),
@@ -176,6 +180,7 @@ FAULTS: tuple[tuple[frozenset[str], Changes], ...] = (
     (frozenset({"offsets"}), OF_ONE_OFFSETS),
     (frozenset({"q", "k", "v"}), OF_Q_K_V),
     (frozenset({"k", "offsets"}), OF_ONE_OFFSETS_FOR_KEYS),
+    (frozenset({"q", "v", "activation", "eps"}), OF_A_BLOCK),
     (frozenset({"x", "table"}), OF_X),
     (frozenset({"x", "weight"}), OF_X_AND_WEIGHT),
 )

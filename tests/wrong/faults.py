@@ -6,6 +6,7 @@ from wrong.block_faults import BLOCK_FAULTS
 from wrong.fault import Fault
 from wrong.fault import on_workloads as _on
 from wrong.norm_faults import NORM_FAULTS
+from wrong.pffn_faults import PFFN_FAULTS
 
 FORWARD = "test_forward.py::test_outputs_are_within_budget"
 BACKWARD = "test_backward.py::test_every_gradient_is_within_budget"
@@ -437,4 +438,5 @@ FAULTS: tuple[Fault, ...] = (
     *CONTRACT,
     *BLOCK_FAULTS,
     *NORM_FAULTS,
+    *PFFN_FAULTS,
 )

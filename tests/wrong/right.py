@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from jagbench.bias import BucketedBias
-from wrong import norming, turns
+from wrong import norming, sandwich, turns
 from wrong import steps as step
 from wrong.call import Call, Tile, Window, check
 from wrong.steps import Bounds
@@ -56,6 +56,9 @@ class Steps:
     angles: Callable[[turns.Table, Sequence[int]], Tensor] = turns.angles
     turn: Callable[[Tensor, turns.Rotation], Tensor] = turns.turn
     turn_back: Callable[[Tensor, turns.Rotation], Tensor] = turns.turn_back
+    enter: Callable[[Tensor, float], Tensor] = sandwich.enter
+    attend_to: Callable[[Tensor, Tensor], Tensor] = sandwich.attend_to
+    leave: Callable[[Tensor, Tensor, Tensor, float], Tensor] = sandwich.leave
     check_norm: Callable[[norming.Layer, Tensor | None], int] = norming.check
     measure: Callable[[norming.Layer, Tensor], norming.Statistics] = norming.measure
     normalise: Callable[[norming.Layer, Tensor, norming.Statistics], Tensor] = norming.normalise
@@ -224,6 +227,20 @@ class Steps:
         return norming.NormLinear.apply(  # type: ignore[no-untyped-call]
             self, layer, total, x, weight, bias, norm_weight, norm_bias
         )
+
+    def pffn_block(
+        self, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, *,
+        eps: float, **options: Any,
+    ) -> Any:  # fmt: skip
+        """A norm, gdpa with a residual, a norm with a residual."""
+        sandwich.check(q, k, v, q_offsets, eps)
+        kind = torch.promote_types(q.dtype, torch.float32)
+        wide, keys, values = (x.to(kind) for x in (sandwich.in_use(q, q_offsets), k, v))
+        inside = self.enter(wide, eps)
+        attended = self.gdpa(self.attend_to(wide, inside), keys, values, q_offsets, k_offsets,
+                             **options)  # fmt: skip
+        out = self.leave(attended, inside, wide, eps)
+        return sandwich.in_use(out, q_offsets).to(q.dtype)
 
     def _turned(self, x: Tensor, by: turns.Rotation) -> Tensor:
         turned: Tensor = turns.Turned.apply(  # type: ignore[no-untyped-call]
