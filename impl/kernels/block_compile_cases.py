@@ -118,15 +118,14 @@ def _hopper_gradient(dtype: str, tag: str, table: str = "fp32", **constants: boo
             "items": "*i32", "count": "*i32", "heads": "i32", "table": f"*{table}",
             "table_row": "i32", "score_scale": "fp32", "grad_scale": "fp32",
         },
-        constexprs={"D": HEAD_DIM, "BY_TOKEN": False, "TURN_VALUES": True,
-                    "HEADS_TOGETHER": False, **constants},
+        constexprs={"D": HEAD_DIM, "BY_TOKEN": False, "TURN_VALUES": True, **constants},
         aligned=("items", "count", "table"),
         num_warps=4,
         dtype=dtype,
         architectures=(90,),
         opcodes=("UTMALDG", "UTMASTG", "USETMAXREG"),
         max_registers=MAX_REGISTERS,
-        spill_limit=_PARKED if constants.get("HEADS_TOGETHER") else _FEW,
+        spill_limit=_FEW,
     )  # fmt: skip
 
 
@@ -154,7 +153,6 @@ BLOCK_CASES: tuple[CompileCase, ...] = (
     _block(_BACKWARD, "fp32", 64, "rotary", rotary_dim=64),
     _hopper_gradient("bf16", "rotary"),
     _hopper_gradient("fp16", "rotary_half_table", table="fp16"),
-    _hopper_gradient("bf16", "rotary_heads_together", HEADS_TOGETHER=True),
     _hopper_gradient("bf16", "rotary_by_token", BY_TOKEN=True),
     _hopper_gradient("bf16", "rotary_keys_only", TURN_VALUES=False),
     _rotary("bf16", 128, 128, "interleaved"),

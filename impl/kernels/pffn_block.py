@@ -23,6 +23,7 @@ from jagbench.impl.kernels.arguments import (
 from jagbench.impl.kernels.attention_launch import flops_of_offsets, require_device
 from jagbench.impl.kernels.gdpa import activation_codes
 from jagbench.impl.kernels.jagged_attention import check_repeatable
+from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.operators import define, differentiable
 from jagbench.impl.kernels.pffn_kernels import (
     pffn_enter_kernel,
@@ -33,6 +34,7 @@ from jagbench.impl.kernels.pffn_kernels import (
 from jagbench.impl.kernels.tuning import Schedule, Tier, as_schedule, note_used, padded
 
 NAME = "pffn_block"
+_EVERY_PAIR = Mask(-1, -1, False).encode()
 # Elements of a program's tile of rows, and the most features of one.
 _ROW_TILE, _MOST_FEATURES = 2048, 8192
 
@@ -129,7 +131,7 @@ def _forward(
         check_both_offsets(NAME, geometry_of(q, k, v, q_offsets, k_offsets), q_offsets, k_offsets)
         _launch(pffn_enter_kernel, q_offsets, eps, q, ln)
         attended = torch.ops.jagbench.gdpa_forward(
-            ln, k, v, q_offsets, k_offsets, activation, pre_scale, post_scale, -1, -1, False,
+            ln, k, v, q_offsets, k_offsets, activation, pre_scale, post_scale, _EVERY_PAIR,
             max_k_len, schedule,
         )  # fmt: skip
         _launch(pffn_leave_kernel, q_offsets, eps, attended, q, out)
@@ -175,8 +177,8 @@ def _backward(
     with torch.cuda.device_of(q):
         _launch(pffn_inner_gradient_kernel, q_offsets, eps, d_out, attended, q, d_inner)
         d_ln, dk, dv = torch.ops.jagbench.gdpa_backward(
-            d_inner, ln, k, v, q_offsets, k_offsets, activation, pre_scale, post_scale, -1, -1,
-            False, schedule, needs,
+            d_inner, ln, k, v, q_offsets, k_offsets, activation, pre_scale, post_scale,
+            _EVERY_PAIR, schedule, needs,
         )  # fmt: skip
         if needs[0]:
             _launch(pffn_query_gradient_kernel, q_offsets, eps, d_out, attended, q, d_ln, dq)
@@ -236,7 +238,7 @@ _differentiable_op = differentiable(_forward_op, _setup, _autograd)
 def _forward_flops(
     q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, *args: Any, **kwargs: Any
 ) -> int:
-    return flops_of_offsets(q, v, q_offsets, k_offsets, -1, -1, False)
+    return flops_of_offsets(q, v, q_offsets, k_offsets, _EVERY_PAIR)
 
 
 @register_flop_formula(torch.ops.jagbench.pffn_block_backward, get_raw=True)
@@ -244,4 +246,4 @@ def _backward_flops(
     d_out: Any, q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, *args: Any, **kwargs: Any
 ) -> int:
     # Five matrix products against the forward's two: the scores are recomputed.
-    return flops_of_offsets(q, v, q_offsets, k_offsets, -1, -1, False) * 5 // 2
+    return flops_of_offsets(q, v, q_offsets, k_offsets, _EVERY_PAIR) * 5 // 2

@@ -34,22 +34,15 @@ SLOTS = gl.constexpr(3)
 
 
 @gluon.jit
-def work_item(items, blocks, heads, turn, HEADS_TOGETHER: gl.constexpr):
+def work_item(items, blocks, heads, turn):
     """A program's item of a turn: start and length of its sequence, rows of that to read (none of
     padding), first row of the block, head. Past the end of the list: an item without rows.
 
-    Turns go to both warpgroups alternately. Programs are dealt items in turn, or (HEADS_TOGETHER)
-    warpgroups are dealt blocks, the second ones after all first ones, and take a head a turn.
+    Turns go to both warpgroups alternately.
     """
-    programs = gl.num_programs(0)
-    if HEADS_TOGETHER:
-        own = turn // 2
-        block = (own // heads * 2 + turn % 2) * programs + gl.program_id(0)
-        head = own % heads
-    else:
-        entry = turn * programs + gl.program_id(0)
-        block = entry // heads
-        head = entry % heads
+    entry = turn * gl.num_programs(0) + gl.program_id(0)
+    block = entry // heads
+    head = entry % heads
     # Behind the last item stands an empty one.
     item = items + gl.minimum(block, blocks) * FIELDS
     length = gl.load(item + 1)
@@ -58,27 +51,22 @@ def work_item(items, blocks, heads, turn, HEADS_TOGETHER: gl.constexpr):
 
 
 @gluon.jit
-def turns_of(blocks, heads, HEADS_TOGETHER: gl.constexpr):
+def turns_of(blocks, heads):
     """Items a program is dealt; all weigh the same, but for empty ones past the end of the list."""
-    programs = gl.num_programs(0)
-    if HEADS_TOGETHER:
-        turns = gl.cdiv(blocks, 2 * programs) * (2 * heads)
-    else:
-        turns = gl.cdiv(blocks * heads, programs)
-    return turns
+    return gl.cdiv(blocks * heads, gl.num_programs(0))
 
 
 @gluon.jit
 def producer(descs, memory, bars, inputs, scales, D: gl.constexpr, BY_TOKEN: gl.constexpr,
-             TURN_VALUES: gl.constexpr, HEADS_TOGETHER: gl.constexpr):  # fmt: skip
+             TURN_VALUES: gl.constexpr):  # fmt: skip
     """Every load of a program, in the order of its items."""
     q_desc, k_desc, v_desc, d_out_desc, _dq, _dk, _dv = descs
     q_s, k_s, v_s, d_out_s, _weights, _d_scores = memory
     full, empty = bars
     items, count, heads, _table, _table_row = inputs
     blocks = gl.load(count)
-    for turn in range(0, turns_of(blocks, heads, HEADS_TOGETHER)):
-        start, _length, readable, row, head = work_item(items, blocks, heads, turn, HEADS_TOGETHER)
+    for turn in range(0, turns_of(blocks, heads)):
+        start, _length, readable, row, head = work_item(items, blocks, heads, turn)
         slot = turn % SLOTS
         place = at_row(start + readable, readable, row, head * D)
         ready = full.index(turn % (2 * SLOTS))
@@ -150,8 +138,7 @@ def put(desc, room, gradient, sin, cos, place, TURN: gl.constexpr):
 
 @gluon.jit
 def consumer(W: gl.constexpr, descs, memory, bars, inputs, scales, D: gl.constexpr,
-             BY_TOKEN: gl.constexpr, TURN_VALUES: gl.constexpr,
-             HEADS_TOGETHER: gl.constexpr):  # fmt: skip
+             BY_TOKEN: gl.constexpr, TURN_VALUES: gl.constexpr):  # fmt: skip
     """Warpgroup W: every second item."""
     q_desc, _k, _v, _d_out, dq_desc, dk_desc, dv_desc = descs
     q_s, k_s, v_s, d_out_s, weights_s, d_scores_s = memory
@@ -163,19 +150,13 @@ def consumer(W: gl.constexpr, descs, memory, bars, inputs, scales, D: gl.constex
     p_s = weights_s.index(W)
     ds_s = d_scores_s.index(W)
     blocks = gl.load(count)
-    start, length, readable, row, head = work_item(items, blocks, heads, W, HEADS_TOGETHER)
-    if HEADS_TOGETHER:
-        sin, cos = pairs_of(gl.zeros([ROWS, D], gl.float32, WIDE))
-    for turn in range(W, turns_of(blocks, heads, HEADS_TOGETHER), 2):
+    start, length, readable, row, head = work_item(items, blocks, heads, W)
+    for turn in range(W, turns_of(blocks, heads), 2):
         slot = turn % SLOTS
         first = row
         if BY_TOKEN:
             first += start
-        if HEADS_TOGETHER:
-            if head == 0:
-                sin, cos = angles(table, first, table_row, readable - row, D, WIDE)
-        else:
-            sin, cos = angles(table, first, table_row, readable - row, D, WIDE)
+        sin, cos = angles(table, first, table_row, readable - row, D, WIDE)
         # The gradients of the item before have left their slot by now, or will soon. A branch, or
         # the angles would be asked for after the wait.
         if turn > W:
@@ -183,9 +164,7 @@ def consumer(W: gl.constexpr, descs, memory, bars, inputs, scales, D: gl.constex
             mbarrier.arrive(empty.index((turn + 1) % SLOTS), count=1)
         place = at_row(start + length, length, row, head * D)
         keys = gl.maximum(readable - row, 1)
-        start, length, readable, row, head = work_item(
-            items, blocks, heads, turn + 2, HEADS_TOGETHER
-        )
+        start, length, readable, row, head = work_item(items, blocks, heads, turn + 2)
         q_tile = q_s.index(slot).reshape([ROWS, D])
         k_tile = k_s.index(slot).reshape([ROWS, D])
         v_tile = v_s.index(slot).reshape([ROWS, D])
@@ -224,12 +203,10 @@ def block_gradient_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dq_desc, dk_desc, dv_desc, items, count, heads, table,
     table_row, score_scale, grad_scale,
     D: gl.constexpr, BY_TOKEN: gl.constexpr, TURN_VALUES: gl.constexpr,
-    HEADS_TOGETHER: gl.constexpr,
 ):  # fmt: skip
     """descs: jagged views of the packed tensors, in boxes of 64 rows of a head.
 
     items, count: `work.WorkList` of blocks of 64 rows whose other side is empty for padding only.
-    HEADS_TOGETHER: a warpgroup takes all heads of a block, and loads their angles once.
     table `[rows, D]`, sines first; with BY_TOKEN by packed row, else by row of the sequence.
     score_scale: of Q K^T, in units of log 2; grad_scale: of dQ and dK.
     """
@@ -255,13 +232,13 @@ def block_gradient_kernel(
     gl.warp_specialize(
         [
             (consumer, (
-                0, descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES, HEADS_TOGETHER,
+                0, descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES,
             )),
             (consumer, (
-                1, descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES, HEADS_TOGETHER,
+                1, descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES,
             )),
             (producer, (
-                descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES, HEADS_TOGETHER,
+                descs, memory, bars, inputs, scales, D, BY_TOKEN, TURN_VALUES,
             )),
         ],
         [4, 1],

@@ -27,8 +27,6 @@ MAX_REGISTERS = 168
 _TYPES = (torch.float16, torch.bfloat16)
 # Rows as `support.unsupported` has them; entries are counted in int32, some past the list's end.
 _MOST_ROWS, _MOST_ENTRIES = 1 << 29, 1 << 30
-# Blocks a warpgroup must be dealt at least to be dealt whole ones: the last is one of so many.
-_FEWEST_BLOCKS = 32
 _LOG2_E = 1.4426950408889634
 
 
@@ -86,10 +84,8 @@ def launch_block_gradient(
     items = build_work_list(offsets, None, total, BLOCK_ROWS, other_rows=1)
     table = table_layout(call.table)
     programs = min(items.upper * heads, multiprocessors(q))
-    together = heads_together(items.upper, heads, programs)
-    constants = (dim, call.by_token, call.rotate_values, together)
-    used = f"{BLOCK_ROWS} rows three slots two workers" + " heads together" * together
-    note_used("hopper_block_gradient", used)
+    constants = (dim, call.by_token, call.rotate_values)
+    note_used("hopper_block_gradient", f"{BLOCK_ROWS} rows three slots two workers")
     relaunch(
         _kernel(), programs, q.device,
         (q.dtype, traits(table), constants),
@@ -100,15 +96,6 @@ def launch_block_gradient(
         *constants, num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
     return dq, dk, dv
-
-
-def heads_together(blocks: int, heads: int, programs: int) -> bool:
-    """Whether a warpgroup takes all heads of a block, one after the other, and keeps its angles.
-
-    Only where blocks alone go round. The heads of a row, side by side in memory, are then read and
-    written one after the other, no longer by neighbours at the same time.
-    """
-    return heads > 1 and blocks >= _FEWEST_BLOCKS * 2 * programs
 
 
 # Gluon is imported here, not above: it may be missing (`support`).
