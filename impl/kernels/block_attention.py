@@ -40,6 +40,7 @@ def block_attention(
     scale: float | None = None,
     rotary: Tensor | TokenTable | None = None,
     rotate_values: bool = True,
+    qk_norm_eps: float | None = None,
     schedule: Schedule | Tier = "auto",
 ) -> Tensor:
     """Softmax attention inside blocks counted from each sequence's start, bidirectional.
@@ -53,6 +54,8 @@ def block_attention(
     rotary: table by position or `TokenTable`, sines first: q, k and (rotate_values) v are turned in
         interleaved pairs on chip, gradients turned back before their one rounding. float32 or q's
         dtype.
+    qk_norm_eps: q and k go through RMSNorm by head with this eps first, on chip, and their
+        gradients back through it before their one rounding.
     schedule: a tier; there are portable kernels only.
 
     Returns out `[total, heads, dv]` in q's dtype. Outputs and gradients are bit-equal on repeats.
@@ -67,14 +70,17 @@ def block_attention(
         raise NotImplementedError(
             f"{NAME}: blocks are kept on chip whole; at most {LARGEST_BLOCK} rows, got {block_size}"
         )
+    if qk_norm_eps is not None and not qk_norm_eps >= 0:
+        raise ValueError(f"{NAME}: qk_norm_eps must be at least 0 or None, got {qk_norm_eps}")
     q, k, v, offsets = packed_arguments(NAME, q, k, v, offsets)
     table, by_token = None, False
     if rotary is not None:
         table, by_token = table_argument(NAME, "rotary", rotary, q, *([v] if rotate_values else []))
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else float(scale)
     out: Tensor = _differentiable_op(
-        q, k, v, offsets, table, by_token, block_size, scale, rotate_values
-    )
+        q, k, v, offsets, table, by_token, block_size, scale, rotate_values,
+        None if qk_norm_eps is None else float(qk_norm_eps),
+    )  # fmt: skip
     return out
 
 
@@ -88,11 +94,12 @@ def _forward(
     block_size: int,
     scale: float,
     rotate_values: bool,
+    qk_norm_eps: float | None,
 ) -> Tensor:
     """Arguments as `block_attention` has checked them; only the offsets' values are not yet."""
     require_device(NAME, q)
     check_values_of_offsets(NAME, offsets, q.shape[0], table, by_token)
-    call = BlockCall(block_size, scale, table, by_token, rotate_values)
+    call = BlockCall(block_size, scale, table, by_token, rotate_values, qk_norm_eps)
     with torch.cuda.device_of(q):
         return block_forward(q, k, v, offsets, call)
 
@@ -107,6 +114,7 @@ def _forward_fake(
     block_size: int,
     scale: float,
     rotate_values: bool,
+    qk_norm_eps: float | None,
 ) -> Tensor:
     return empty_output(q, v, offsets, offsets)[0]
 
@@ -122,10 +130,11 @@ def _backward(
     block_size: int,
     scale: float,
     rotate_values: bool,
+    qk_norm_eps: float | None,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients that `needs` asks for (query, key and value); others are empty tensors."""
-    call = BlockCall(block_size, scale, table, by_token, rotate_values)
+    call = BlockCall(block_size, scale, table, by_token, rotate_values, qk_norm_eps)
     with torch.cuda.device_of(q):
         return block_gradients(q, k, v, d_out, offsets, call, Needs(*needs))
 
@@ -141,6 +150,7 @@ def _backward_fake(
     block_size: int,
     scale: float,
     rotate_values: bool,
+    qk_norm_eps: float | None,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (
@@ -160,7 +170,7 @@ def _autograd(ctx: Any, wanted: tuple[bool, ...], d_out: Tensor) -> tuple[Any, .
         d_out, *ctx.saved_tensors, *ctx.constants, [wanted[0], wanted[1] or wanted[2]]
     )
     kept = (x if want else None for x, want in zip(gradients, wanted, strict=False))
-    return (*kept, *(None,) * 6)
+    return (*kept, *(None,) * 7)
 
 
 _forward_op = define("block_attention_forward", _forward, _forward_fake)

@@ -31,7 +31,7 @@ def _signature(dtype: str, gradient: bool, turned: bool) -> tuple[dict[str, str]
         pointers["table"] = "*fp32"
         strides.append("table_row")
     counts = ("batch", "total", "run", "block_size", "kv_heads")
-    scales = ("scale_log2", *(("scale",) if gradient else ()))
+    scales = ("eps", "scale_log2", *(("scale",) if gradient else ()))
     signature = {
         **pointers, **dict.fromkeys((*counts, *strides), "i32"), **dict.fromkeys(scales, "fp32"),
     }  # fmt: skip
@@ -46,6 +46,7 @@ def _block(
     rotary_dim: int = 0,
     block_size: int = 64,
     group: int = 1,
+    qk_norm: bool = False,
     architectures: tuple[int, ...] = ARCHITECTURES,
 ) -> CompileCase:
     """A case with the tiles that the smallest of the architectures takes."""
@@ -61,7 +62,7 @@ def _block(
         "GROUP": group, "D": dim, "DV": dim, "BLOCK_D": padded(dim), "BLOCK_DV": padded(dim),
         "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k,
         "ROTARY_DIM": rotary_dim, "VALUE_ROTARY_DIM": rotary_dim, "BY_TOKEN": False,
-        **({"QUERY": True, "KEY_VALUE": True} if gradient else {}),
+        "QK_NORM": qk_norm, **({"QUERY": True, "KEY_VALUE": True} if gradient else {}),
     }  # fmt: skip
     return CompileCase(
         name=f"{name}-{tag}-{dtype}-d{dim}",
@@ -111,6 +112,9 @@ BLOCK_CASES: tuple[CompileCase, ...] = (
     _block("block", "bf16", 256, "plain_small_shared", architectures=_SMALL),
     _block("block", "bf16", 128, "blocks_of_128", block_size=128),
     _block("block", "fp32", 64, "rotary", rotary_dim=64),
+    _block("block", "bf16", 128, "qk_norm_rotary", rotary_dim=128, qk_norm=True),
+    _block("block_gradient", "bf16", 128, "qk_norm", qk_norm=True, architectures=_LARGE),
+    _block("block_gradient", "bf16", 64, "qk_norm_rotary", rotary_dim=64, qk_norm=True),
     _block("block_gradient", "bf16", 128, "plain", architectures=_LARGE),
     _block("block_gradient", "bf16", 128, "plain_small_shared", architectures=_SMALL),
     _block("block_gradient", "bf16", 128, "rotary", rotary_dim=128, architectures=_LARGE),
