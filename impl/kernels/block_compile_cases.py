@@ -76,7 +76,7 @@ def _block(
         architectures=architectures,
         # fp32 products run on the plain ALUs, unrolled.
         may_spill=dtype == "fp32" or dim > 128,
-        spill_limit=_PARKED if gradient else _FEW,
+        spill_limit=_PARKED if gradient else 2 * _FEW if qk_norm else _FEW,
         matrix_opcode=_NO_PRODUCT if dtype == "fp32" else MATRIX_OPCODES,
     )  # fmt: skip
 
