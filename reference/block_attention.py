@@ -14,6 +14,7 @@ from torch import Tensor
 from jagbench.inputs import Inputs
 from jagbench.pairs import attention_flops
 from jagbench.reference import arguments, costs
+from jagbench.reference.norm import qk_norm
 from jagbench.reference.rotary import rotary as rotated
 from jagbench.rotary import TokenTable
 from jagbench.spec import SHARED, Operator
@@ -29,6 +30,7 @@ def block_attention(
     scale: float | None = None,
     rotary: Tensor | TokenTable | None = None,
     rotate_values: bool = True,
+    qk_norm_eps: float | None = None,
 ) -> Tensor:
     """Softmax attention of every block of a jagged batch, written from the definition.
 
@@ -43,12 +45,14 @@ def block_attention(
     rotary: table by which q and k are turned first, in interleaved pairs (`rotary`); its angles are
         constants, of which no gradient is promised.
     rotate_values: v is turned too; the output is not turned back.
+    qk_norm_eps: every head of q and of k goes through RMSNorm with this eps, without a weight,
+        before it is turned; None leaves them as they are.
 
     Returns out `[total, heads, dv]`; rows past the last offset are 0. Raises ValueError for
     arguments that do not fit, with their numbers.
     """
     return _over_sequences(
-        q, k, v, offsets, block_size, scale, rotary, rotate_values, constant_normaliser=False
+        q, k, v, offsets, block_size, scale, rotary, rotate_values, qk_norm_eps, False
     )
 
 
@@ -62,10 +66,11 @@ def uncancelled(
     scale: float | None = None,
     rotary: Tensor | TokenTable | None = None,
     rotate_values: bool = True,
+    qk_norm_eps: float | None = None,
 ) -> Tensor:
     """The same output; gradients as if the normaliser were a constant: the terms that cancel."""
     return _over_sequences(
-        q, k, v, offsets, block_size, scale, rotary, rotate_values, constant_normaliser=True
+        q, k, v, offsets, block_size, scale, rotary, rotate_values, qk_norm_eps, True
     )
 
 
@@ -78,6 +83,7 @@ def _over_sequences(
     scale: float | None,
     table: Tensor | TokenTable | None,
     rotate_values: bool,
+    qk_norm_eps: float | None,
     constant_normaliser: bool,
 ) -> Tensor:
     """The loop over sequences; arguments as `block_attention`."""
@@ -86,17 +92,33 @@ def _over_sequences(
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"q has {q.shape[0]} rows and k has {k.shape[0]}: they share the offsets")
     lengths = arguments.packed_lengths("q", q, offsets)
+    total = sum(lengths)
+    if qk_norm_eps is not None:
+        normed = _normalised(q[:total], k[:total], qk_norm_eps, constant_normaliser)
+        q, k = (
+            torch.cat([rows, torch.zeros_like(x[total:])])
+            for rows, x in zip(normed, (q, k), strict=True)
+        )
     if table is not None:
         q, k = (rotated(x, offsets, table) for x in (q, k))
         v = rotated(v, offsets, table) if rotate_values else v
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    total = sum(lengths)
     # Nothing, but tied to q in the graph: an empty batch has gradients too.
     outs = [q[:0, :, :1].expand(-1, -1, v.shape[-1])]
     for sequence in zip(*(torch.split(x[:total], lengths) for x in (q, k, v)), strict=True):
         for queries, keys, values in zip(*(x.split(block_size) for x in sequence), strict=True):
             outs.append(_attend(queries, keys, values, scale, constant_normaliser))
     return torch.cat([*outs, q.new_zeros(q.shape[0] - total, q.shape[1], v.shape[-1])])
+
+
+def _normalised(q: Tensor, k: Tensor, eps: float, constant: bool) -> tuple[Tensor, Tensor]:
+    """Heads of q and k under `qk_norm`; constant: with scales that have no gradient."""
+    if not constant:
+        return qk_norm(q, k, eps=eps)
+    first, second = (
+        x * torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + eps) for x in (q, k)
+    )
+    return first, second
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, constant_normaliser: bool) -> Tensor:

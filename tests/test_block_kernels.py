@@ -188,7 +188,7 @@ def test_the_flop_counter_counts_what_the_formula_counts():
 def test_the_custom_ops_keep_torch_s_rules():
     t = example(kv_heads=2, rotary=table_of()).tensors()
     leaves = [t[n].clone().requires_grad_() for n in "qkv"]
-    arguments = (*leaves, t["offsets"], t["rotary"], False, 64, 0.2, True, False)
+    arguments = (*leaves, t["offsets"], t["rotary"], False, 64, 0.2, True, False, 1e-6)
     # Static: a dynamic trace would ask the interpreter for symbolic shapes.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(

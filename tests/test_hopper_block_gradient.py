@@ -60,6 +60,7 @@ def test_blocks_of_64_rows_and_128_elements_with_rotary_are_taken(
     ("arguments", "words"),
     [
         ({"call": {"portable": True}}, "schedule"),
+        ({"call": {"qk_norm_eps": 1e-6}}, "normalises"),
         ({"needs": Needs(query=False)}, "not all are wanted"),
         ({"needs": Needs(key_value=False)}, "not all are wanted"),
         ({"dtype": torch.float32}, "torch.float32"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from jagbench.workload import Workload
 from jagbench.workloads.attention import OffsetsType
@@ -22,11 +22,18 @@ from jagbench.workloads.packed import (
     DEFAULT_VALUES,
     NO_TABLE,
     BlockRecipe,
+    NormedBlockRecipe,
     RotaryRecipe,
     Table,
 )
 from jagbench.workloads.published import BLOCK_BLOG
-from jagbench.workloads.values import HeavyTailed, QKNormalised, StronglyNegativeScores, ValueLaw
+from jagbench.workloads.values import (
+    HeavyTailed,
+    QKNormalised,
+    RowsOfZeros,
+    StronglyNegativeScores,
+    ValueLaw,
+)
 
 _SMOKE = frozenset({"smoke", "conformance", "full"})
 _DEVICE = frozenset({"conformance", "full"})
@@ -53,6 +60,7 @@ def _workload(
     marks = {
         "gqa": recipe.num_kv_heads != recipe.heads,
         "rotary": table.kind != "none",
+        "qk-norm": isinstance(recipe, NormedBlockRecipe),
         "by-token": table.kind == "log_time",
         "partial-rotary": table.dim not in (None, dim) and table.kind != "none",
         "half-split": isinstance(recipe, RotaryRecipe) and recipe.interleaved is False,
@@ -132,6 +140,7 @@ class Row:
     rotate_values: bool | None = None
     values: ValueLaw = DEFAULT_VALUES
     int32: bool = False
+    qk_norm_eps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +179,22 @@ _ROWS = (
     Row("d32-log-time-partial-gqa", 32, "bimodal", heads=4, kv_heads=2, table=Table("log_time", 8)),
     Row("d64-table-like-values", 64, "gaussian", table=Table("position", dtype="values")),
     Row("d32-longer-table", 32, "zipf", table=Table("position", positions=4000), int32=True),
+    Row("d64-qk-norm", 64, "uniform", qk_norm_eps=1e-6),
+    Row(
+        "d32-qk-norm-gqa-rotary",
+        32,
+        "log-normal",
+        heads=4,
+        kv_heads=2,
+        table=BY_POSITION,
+        qk_norm_eps=1e-5,
+        int32=True,
+    ),
+    Row("d128-qk-norm-log-time", 128, "giant", table=BY_TIME, qk_norm_eps=1e-6),
+    Row("d72-qk-norm-partial-rotary", 72, "zipf", table=Table("position", 24), qk_norm_eps=1e-6),
+    Row("d96-qk-norm-heavy-tailed", 96, "zero-inflated", values=HeavyTailed(), qk_norm_eps=1e-6),
+    Row("d32-qk-norm-large-eps-scaled", 32, "bimodal", scale=0.7, qk_norm_eps=0.5),
+    Row("d16-qk-norm-block16", 16, "nearly-full", block_size=16, qk_norm_eps=1e-6),
 )
 _TURNS = (
     Turn("d16", 16, "uniform"),
@@ -212,10 +237,17 @@ def _drawn(row: Row | Turn, size: int) -> Recipe:
             batch, row.heads, row.dim, law, row.values, row.table, row.interleaved, row.inverse,
             offsets_type=kind,
         )  # fmt: skip
-    return BlockRecipe(
+    plain = BlockRecipe(
         batch, row.heads, row.dim, law, row.kv_heads, row.v_dim, row.values, row.block_size,
         row.scale, row.table, row.rotate_values, offsets_type=kind,
     )  # fmt: skip
+    return plain if row.qk_norm_eps is None else _normed(plain, row.qk_norm_eps)
+
+
+def _normed(recipe: BlockRecipe, eps: float) -> NormedBlockRecipe:
+    """The recipe with QK-norm."""
+    given = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+    return NormedBlockRecipe(**given, qk_norm_eps=eps)
 
 
 # -- edges -----------------------------------------------------------------------------------------
@@ -252,6 +284,10 @@ def _adversarial() -> Iterator[Workload]:
         for suffix, table in (("", NO_TABLE), ("-rotary", BY_POSITION)):
             recipe = BlockRecipe(batch, 2, 32, law, table=table, padding=padding, offsets_type=kind)
             yield _workload(f"{name}{suffix}", recipe, purposes, "adversarial")
+        normed = BlockRecipe(
+            batch, 2, 32, law, table=BY_POSITION, padding=padding, offsets_type=kind
+        )
+        yield _workload(f"{name}-qk-norm", _normed(normed, 1e-6), purposes, "adversarial")
         turned = RotaryRecipe(batch, 2, 32, law, padding=padding, offsets_type=kind)
         yield _workload(name, turned, purposes, "adversarial")
         by_time = RotaryRecipe(batch, 2, 32, law, table=BY_TIME, padding=padding, offsets_type=kind)
@@ -268,6 +304,8 @@ def _scale() -> Iterator[Workload]:
     for name, batch, law, purposes in cases:
         yield _workload(name, BlockRecipe(batch, 2, 32, law), purposes, "adversarial")
         yield _workload(name, RotaryRecipe(batch, 2, 32, law), purposes, "adversarial")
+    zeros = BlockRecipe(4, 2, 32, Explicit((1, 33, 65, 97)), values=RowsOfZeros())
+    yield _workload("qk-norm-heads-of-zeros", _normed(zeros, 1e-6), _SMOKE, "adversarial")
     negative = StronglyNegativeScores()
     recipe = BlockRecipe(4, 2, 32, Explicit((1, 33, 65, 97)), values=negative)
     yield _workload("strongly-negative-scores", recipe, _SMOKE, "adversarial")

@@ -134,6 +134,21 @@ class BlockRecipe:
 
 
 @dataclass(frozen=True)
+class NormedBlockRecipe(BlockRecipe):
+    """A `BlockRecipe` whose queries and keys go through QK-norm; qk_norm_eps: its eps.
+
+    A class of its own: another field of `BlockRecipe` would change the digest of every workload.
+    """
+
+    qk_norm_eps: float = 1e-6
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword options of the call, only those that are set."""
+        return {**super().options, "qk_norm_eps": self.qk_norm_eps}
+
+
+@dataclass(frozen=True)
 class RotaryRecipe:
     """Draws the inputs of rotary; fields as of `BlockRecipe`, with a table of one kind or other.
 

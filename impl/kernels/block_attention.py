@@ -40,6 +40,7 @@ def block_attention(
     scale: float | None = None,
     rotary: Tensor | TokenTable | None = None,
     rotate_values: bool = True,
+    qk_norm_eps: float | None = None,
     schedule: Schedule | Tier = "auto",
 ) -> Tensor:
     """Softmax attention inside blocks counted from each sequence's start, bidirectional.
@@ -55,6 +56,8 @@ def block_attention(
         dtype.
     schedule: a tier. The forward is portable; so are gradients, but for calls that "auto" gives to
         the Hopper kernel (`hopper.block_gradient_launch.block_gradient_problem`).
+    qk_norm_eps: q and k go through RMSNorm by head with this eps first, on chip, and their
+        gradients back through it before their one rounding.
 
     Returns out `[total, heads, dv]` in q's dtype. Outputs and gradients are bit-equal on repeats.
     Raises ValueError for malformed arguments, NotImplementedError for larger blocks, other dtypes,
@@ -71,6 +74,8 @@ def block_attention(
         raise NotImplementedError(
             f"{NAME}: blocks are kept on chip whole; at most {LARGEST_BLOCK} rows, got {block_size}"
         )
+    if qk_norm_eps is not None and not qk_norm_eps >= 0:
+        raise ValueError(f"{NAME}: qk_norm_eps must be at least 0 or None, got {qk_norm_eps}")
     q, k, v, offsets = packed_arguments(NAME, q, k, v, offsets)
     table, by_token = None, False
     if rotary is not None:
@@ -79,6 +84,7 @@ def block_attention(
     out: Tensor = _differentiable_op(
         q, k, v, offsets, table, by_token, block_size, scale, rotate_values,
         plan.backward_tier == "portable",
+        None if qk_norm_eps is None else float(qk_norm_eps),
     )  # fmt: skip
     return out
 
@@ -94,11 +100,12 @@ def _forward(
     scale: float,
     rotate_values: bool,
     portable: bool,
+    qk_norm_eps: float | None,
 ) -> Tensor:
     """Arguments as `block_attention` has checked them; only the offsets' values are not yet."""
     require_device(NAME, q)
     check_values_of_offsets(NAME, offsets, q.shape[0], table, by_token)
-    call = BlockCall(block_size, scale, table, by_token, rotate_values, portable)
+    call = BlockCall(block_size, scale, table, by_token, rotate_values, portable, qk_norm_eps)
     with torch.cuda.device_of(q):
         return block_forward(q, k, v, offsets, call)
 
@@ -114,6 +121,7 @@ def _forward_fake(
     scale: float,
     rotate_values: bool,
     portable: bool,
+    qk_norm_eps: float | None,
 ) -> Tensor:
     return empty_output(q, v, offsets, offsets)[0]
 
@@ -130,10 +138,11 @@ def _backward(
     scale: float,
     rotate_values: bool,
     portable: bool,
+    qk_norm_eps: float | None,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients that `needs` asks for (query, key and value); others are empty tensors."""
-    call = BlockCall(block_size, scale, table, by_token, rotate_values, portable)
+    call = BlockCall(block_size, scale, table, by_token, rotate_values, portable, qk_norm_eps)
     with torch.cuda.device_of(q):
         return block_gradients(q, k, v, d_out, offsets, call, Needs(*needs))
 
@@ -150,6 +159,7 @@ def _backward_fake(
     scale: float,
     rotate_values: bool,
     portable: bool,
+    qk_norm_eps: float | None,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (
@@ -169,7 +179,7 @@ def _autograd(ctx: Any, wanted: tuple[bool, ...], d_out: Tensor) -> tuple[Any, .
         d_out, *ctx.saved_tensors, *ctx.constants, [wanted[0], wanted[1] or wanted[2]]
     )
     kept = (x if want else None for x, want in zip(gradients, wanted, strict=False))
-    return (*kept, *(None,) * 7)
+    return (*kept, *(None,) * (2 + len(ctx.constants)))
 
 
 _forward_op = define("block_attention_forward", _forward, _forward_fake)

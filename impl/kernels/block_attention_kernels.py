@@ -50,10 +50,11 @@ def _weights(q_tile, k_tile, keys, scale_log2, BLOCK_K: tl.constexpr):
 def block_forward_kernel(
     q, k, v, out, table, offsets, tile_sequence, tile_block, tile_count,
     batch, total, run, block_size, kv_heads, scale_log2,
-    q_row, q_head, k_row, k_head, v_row, v_head, table_row,
+    q_row, q_head, k_row, k_head, v_row, v_head, table_row, eps,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ROTARY_DIM: tl.constexpr, VALUE_ROTARY_DIM: tl.constexpr, BY_TOKEN: tl.constexpr,
+    QK_NORM: tl.constexpr,
 ):  # fmt: skip
     """out: contiguous `[total, kv_heads * GROUP, DV]`."""
     DTYPE: tl.constexpr = out.dtype.element_ty
@@ -76,11 +77,11 @@ def block_forward_kernel(
             )
         k_tile = turned_rows(
             k + begin * k_row + kv_head * k_head, first, seen, k_row, sin, cos,
-            BLOCK_K, D, BLOCK_D, ROTARY_DIM,
+            BLOCK_K, D, BLOCK_D, ROTARY_DIM, eps, QK_NORM,
         )  # fmt: skip
         v_tile = turned_rows(
             v + begin * v_row + kv_head * v_head, first, seen, v_row, v_sin, v_cos,
-            BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
+            BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM, 0.0, False,
         )  # fmt: skip
         for step in range(GROUP * SUB_TILES):
             head = kv_head * GROUP + step // SUB_TILES
@@ -90,7 +91,7 @@ def block_forward_kernel(
                 q_sin, q_cos = angles_of(angles, row, seen, table_row, BLOCK_Q, BLOCK_D, ROTARY_DIM)
             q_tile = turned_rows(
                 q + begin * q_row + head * q_head, row, seen, q_row, q_sin, q_cos,
-                BLOCK_Q, D, BLOCK_D, ROTARY_DIM,
+                BLOCK_Q, D, BLOCK_D, ROTARY_DIM, eps, QK_NORM,
             )  # fmt: skip
             weights, sums = _weights(q_tile, k_tile, seen - first, scale_log2, BLOCK_K)
             tile = dot(round_to(weights, DTYPE), v_tile) * (1.0 / sums)[:, None]
@@ -104,10 +105,11 @@ def block_forward_kernel(
 def block_gradient_kernel(
     q, k, v, d_out, dq, dk, dv, table, offsets, tile_sequence, tile_block, tile_count,
     batch, total, run, block_size, kv_heads, scale_log2, scale,
-    q_row, q_head, k_row, k_head, v_row, v_head, d_row, d_head, table_row,
+    q_row, q_head, k_row, k_head, v_row, v_head, d_row, d_head, table_row, eps,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ROTARY_DIM: tl.constexpr, VALUE_ROTARY_DIM: tl.constexpr, BY_TOKEN: tl.constexpr,
+    QK_NORM: tl.constexpr,
     QUERY: tl.constexpr, KEY_VALUE: tl.constexpr,
 ):  # fmt: skip
     """dq, dk, dv: contiguous, like q, k, v. QUERY, KEY_VALUE: which gradients are wanted.
@@ -135,11 +137,11 @@ def block_gradient_kernel(
             )
         k_tile = turned_rows(
             k + begin * k_row + kv_head * k_head, first, seen, k_row, sin, cos,
-            BLOCK_K, D, BLOCK_D, ROTARY_DIM,
+            BLOCK_K, D, BLOCK_D, ROTARY_DIM, eps, QK_NORM,
         )  # fmt: skip
         v_tile = turned_rows(
             v + begin * v_row + kv_head * v_head, first, seen, v_row, v_sin, v_cos,
-            BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
+            BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM, 0.0, False,
         )  # fmt: skip
         dk_tile = tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32)
         dv_tile = tl.zeros([BLOCK_K, BLOCK_DV], dtype=tl.float32)
@@ -151,7 +153,7 @@ def block_gradient_kernel(
                 q_sin, q_cos = angles_of(angles, row, seen, table_row, BLOCK_Q, BLOCK_D, ROTARY_DIM)
             q_tile = turned_rows(
                 q + begin * q_row + head * q_head, row, seen, q_row, q_sin, q_cos,
-                BLOCK_Q, D, BLOCK_D, ROTARY_DIM,
+                BLOCK_Q, D, BLOCK_D, ROTARY_DIM, eps, QK_NORM,
             )  # fmt: skip
             d_tile = load_rows(
                 d_out + begin * d_row + head * d_head, row, seen, d_row, BLOCK_Q, DV, BLOCK_DV
@@ -164,7 +166,7 @@ def block_gradient_kernel(
                 # Stored before the others are made, or registers spill.
                 store_turned_back(
                     dv + begin * dv_row + kv_head * DV, first, end, dv_row, dv_tile,
-                    v_sin, v_cos, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
+                    v_sin, v_cos, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM, seen, v, 0, 0.0, False,
                 )  # fmt: skip
             d_weights = dot(d_tile, tl.trans(v_tile))
             delta = tl.sum(weights * d_weights, 1)
@@ -174,6 +176,7 @@ def block_gradient_kernel(
                     dq + begin * dq_row + head * D, row, end, dq_row,
                     dot(d_scores, k_tile) * scale, q_sin, q_cos,
                     BLOCK_Q, D, BLOCK_D, ROTARY_DIM,
+                    seen, q + begin * q_row + head * q_head, q_row, eps, QK_NORM,
                 )  # fmt: skip
             if KEY_VALUE:
                 dk_tile = dot(tl.trans(d_scores), q_tile, dk_tile)
@@ -181,9 +184,10 @@ def block_gradient_kernel(
             store_turned_back(
                 dk + begin * dk_row + kv_head * D, first, end, dk_row, dk_tile * scale,
                 sin, cos, BLOCK_K, D, BLOCK_D, ROTARY_DIM,
+                seen, k + begin * k_row + kv_head * k_head, k_row, eps, QK_NORM,
             )  # fmt: skip
         if KEY_VALUE and not ALONE:
             store_turned_back(
                 dv + begin * dv_row + kv_head * DV, first, end, dv_row, dv_tile,
-                v_sin, v_cos, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM,
+                v_sin, v_cos, BLOCK_K, DV, BLOCK_DV, VALUE_ROTARY_DIM, seen, v, 0, 0.0, False,
             )  # fmt: skip

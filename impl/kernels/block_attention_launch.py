@@ -41,6 +41,7 @@ _WAVES, _LONGEST_RUN = 8, 128
 class BlockCall:
     """What the kernels are told beyond q, k, v and the upstream gradient.
 
+    qk_norm_eps: of the RMSNorm of every head of q and k; None for none.
     table: rotary rows, by position or (`by_token`) by token; None turns nothing.
     portable: whether the Hopper tier is ruled out.
     """
@@ -51,6 +52,7 @@ class BlockCall:
     by_token: bool
     rotate_values: bool
     portable: bool = False
+    qk_norm_eps: float | None = None
 
     @property
     def rotary_dims(self) -> tuple[int, int]:
@@ -152,6 +154,7 @@ def _sizes(g: Geometry, tiles: TileConfig, call: BlockCall) -> dict[str, int | b
         "BLOCK_D": padded(g.qk_dim), "BLOCK_DV": padded(g.v_dim),
         "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k,
         "ROTARY_DIM": turned, "VALUE_ROTARY_DIM": turned_values, "BY_TOKEN": call.by_token,
+        "QK_NORM": call.qk_norm_eps is not None,
         "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
     }  # fmt: skip
 
@@ -172,6 +175,7 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, call: BlockC
         q, k, v, out, table, offsets, items.sequence, items.block, items.count,
         g.batch, g.total_q, run, call.block_size, g.kv_heads, call.scale * _LOG2_E,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], 0 if table is None else table.stride(0),
+        call.qk_norm_eps or 0.0,
         **_sizes(g, tiles, call),
     )  # fmt: skip
     return out
@@ -201,6 +205,7 @@ def block_gradients(
         q, k, v, d_out, dq, dk, dv, table, offsets, items.sequence, items.block, items.count,
         g.batch, g.total_q, run, call.block_size, g.kv_heads, call.scale * _LOG2_E, call.scale,
         *strides, 0 if table is None else table.stride(0),
+        call.qk_norm_eps or 0.0,
         **_sizes(g, tiles, call), QUERY=needs.query, KEY_VALUE=needs.key_value,
     )  # fmt: skip
     return dq, dk, dv

@@ -36,7 +36,7 @@ def _signature(dtype: str, gradient: bool, turned: bool) -> tuple[dict[str, str]
         pointers["table"] = "*fp32"
         strides.append("table_row")
     counts = ("batch", "total", "run", "block_size", "kv_heads")
-    scales = ("scale_log2", *(("scale",) if gradient else ()))
+    scales = ("eps", "scale_log2", *(("scale",) if gradient else ()))
     signature = {
         **pointers, **dict.fromkeys((*counts, *strides), "i32"), **dict.fromkeys(scales, "fp32"),
     }  # fmt: skip
@@ -51,6 +51,7 @@ def _block(
     rotary_dim: int = 0,
     block_size: int = 64,
     group: int = 1,
+    qk_norm: bool = False,
     architectures: tuple[int, ...] = ARCHITECTURES,
 ) -> CompileCase:
     """A case with the tiles that the smallest of the architectures takes."""
@@ -66,7 +67,7 @@ def _block(
         "GROUP": group, "D": dim, "DV": dim, "BLOCK_D": padded(dim), "BLOCK_DV": padded(dim),
         "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k,
         "ROTARY_DIM": rotary_dim, "VALUE_ROTARY_DIM": rotary_dim, "BY_TOKEN": False,
-        **({"QUERY": True, "KEY_VALUE": True} if gradient else {}),
+        "QK_NORM": qk_norm, **({"QUERY": True, "KEY_VALUE": True} if gradient else {}),
     }  # fmt: skip
     return CompileCase(
         name=f"{name}-{tag}-{dtype}-d{dim}",
@@ -80,7 +81,7 @@ def _block(
         architectures=architectures,
         # fp32 products run on the plain ALUs, unrolled.
         may_spill=dtype == "fp32" or dim > 128,
-        spill_limit=_PARKED if gradient else _FEW,
+        spill_limit=_PARKED if gradient else 2 * _FEW if qk_norm else _FEW,
         matrix_opcode=_NO_PRODUCT if dtype == "fp32" else MATRIX_OPCODES,
     )  # fmt: skip
 
@@ -155,6 +156,9 @@ BLOCK_CASES: tuple[CompileCase, ...] = (
     _hopper_gradient("fp16", "rotary_half_table", table="fp16"),
     _hopper_gradient("bf16", "rotary_by_token", BY_TOKEN=True),
     _hopper_gradient("bf16", "rotary_keys_only", TURN_VALUES=False),
+    _block(_FORWARD, "bf16", 128, "qk_norm_rotary", rotary_dim=128, qk_norm=True),
+    _block(_BACKWARD, "bf16", 128, "qk_norm", qk_norm=True, architectures=_LARGE),
+    _block(_BACKWARD, "bf16", 64, "qk_norm_rotary", rotary_dim=64, qk_norm=True),
     _rotary("bf16", 128, 128, "interleaved"),
     _rotary("bf16", 128, 64, "half_split_partial", INTERLEAVED=False),
 )

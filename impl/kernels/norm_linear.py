@@ -209,7 +209,8 @@ def _backward(
         d_out = row_layout(d_out)
         dx = launch_input_gradient(call, d_out, statistics) if needs[0] else x.new_empty(0)
         if not any(needs[1:]):
-            return (dx, *(weight.new_empty(0) for _ in range(4)))
+            none = [weight.new_empty(0) for _ in range(4)]
+            return dx, none[0], none[1], none[2], none[3]
         product, sums = launch_weight_gradient(call, d_out, statistics)
     return (dx, *_parameter_gradients(product, sums, weight, bias, norm_weight, norm_bias, needs))
 

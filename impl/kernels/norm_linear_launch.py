@@ -57,7 +57,9 @@ class NormTiles:
         )
         if found is None:
             raise ValueError(f"tiles are written '128x256x64 warps 8 stages 3', got {text!r}")
-        return NormTiles(*map(int, found.groups()[:5]), *map(bool, found.groups()[5:]))
+        rows, columns, depth, warps, stages = map(int, found.groups()[:5])
+        persistent, descriptors = map(bool, found.groups()[5:])
+        return NormTiles(rows, columns, depth, warps, stages, persistent, descriptors)
 
     def __post_init__(self) -> None:
         for name in ("rows", "columns", "depth"):

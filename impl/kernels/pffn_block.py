@@ -20,9 +20,12 @@ from jagbench.impl.kernels.arguments import (
     geometry_of,
     tensor_arguments,
 )
-from jagbench.impl.kernels.attention_launch import flops_of_offsets, require_device
+from jagbench.impl.kernels.attention_launch import (
+    check_repeatable,
+    flops_of_offsets,
+    require_device,
+)
 from jagbench.impl.kernels.gdpa import activation_codes
-from jagbench.impl.kernels.jagged_attention import check_repeatable
 from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.operators import define, differentiable
 from jagbench.impl.kernels.pffn_kernels import (

@@ -79,15 +79,38 @@ def turned_rows(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
+    eps,
+    NORM: tl.constexpr,
 ):
-    """As `load_rows`, turned in fp32 and rounded once to its dtype; ROTARY_DIM 0 turns nothing.
+    """As `load_rows`; normalised (NORM) and turned in fp32, and rounded once to its dtype.
 
-    sin, cos: of these rows (`angles_of`).
+    ROTARY_DIM 0 turns nothing. sin, cos: of these rows (`angles_of`).
     """
     x = load_rows(base, first, count, row_stride, ROWS, COLUMNS, BLOCK)
+    wide = to_float(x)
+    if NORM:
+        wide = wide * head_factor(wide, eps, COLUMNS)[:, None]
     if ROTARY_DIM > 0:
-        x = round_to(turn(to_float(x), sin, cos, ROWS, BLOCK, ROTARY_DIM), base.dtype.element_ty)
+        wide = turn(wide, sin, cos, ROWS, BLOCK, ROTARY_DIM)
+    if NORM or ROTARY_DIM > 0:
+        x = round_to(wide, base.dtype.element_ty)
     return x
+
+
+@triton.jit
+def head_factor(x, eps, COLUMNS: tl.constexpr):
+    """1 / root mean square of fp32 heads, eps under the root; 1 where that would be 1 / 0."""
+    square = tl.sum(x * x, 1) / COLUMNS + eps
+    return 1.0 / tl.sqrt(tl.where(square == 0.0, 1.0, square))
+
+
+@triton.jit
+def through_head_norm(gradient, x, eps, COLUMNS: tl.constexpr):
+    """The gradient of fp32 heads x from that of their normalised form."""
+    factor = head_factor(x, eps, COLUMNS)[:, None]
+    unit = x * factor
+    along = tl.sum(gradient * unit, 1) / COLUMNS
+    return (gradient - unit * along[:, None]) * factor
 
 
 @triton.jit
@@ -103,16 +126,24 @@ def store_turned_back(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
+    count,
+    raw,
+    raw_row,
+    eps,
+    NORM: tl.constexpr,
 ):
     """Turn an fp32 gradient by the negative angle, round it once and store it as `store_rows` does.
 
-    sin, cos: of these rows; end: rows to store.
+    sin, cos: of these rows; end: rows to store. NORM: the `count` rows at `raw` were normalised
+    before they were turned, and the gradient goes back through that norm too.
     """
     if ROTARY_DIM > 0:
         x = turn(x, -sin, cos, ROWS, BLOCK, ROTARY_DIM)
-    store_rows(
-        base, first, end, row_stride, round_to(x, base.dtype.element_ty), ROWS, COLUMNS, BLOCK
-    )
+    if NORM:
+        given = load_rows(raw, first, count, raw_row, ROWS, COLUMNS, BLOCK)
+        x = through_head_norm(x, to_float(given), eps, COLUMNS)
+    x = round_to(x, base.dtype.element_ty)
+    store_rows(base, first, end, row_stride, x, ROWS, COLUMNS, BLOCK)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from jagbench.accuracy import difference
 from jagbench.execution import Outcome
 from jagbench.inputs import Inputs
 from jagbench.reference import OPERATORS, rotary
+from jagbench.reference.norm import qk_norm
 from jagbench.rotary import TokenTable
 from jagbench.suite import changes, shapes
 from jagbench.suite.candidate import Candidate
@@ -149,6 +150,59 @@ def test_nan_in_one_block_leaves_the_others_of_its_sequence_alone(candidate: Can
             kept[block] = False
             rows = kept.to(tensor.device)
             assert torch.equal(tensor[rows], clean[name][rows]), f"{name} changed by {block}"
+
+
+# QK-norm
+
+
+def _heads_apart(inputs: Inputs, eps: float) -> tuple[Inputs, dict[str, Tensor]]:
+    """The call on q and k that were normalised before, and the float64 leaves they came from."""
+    wide = inputs.to(torch.float64)
+    leaves = {n: wide.tensors()[n].requires_grad_() for n in "qkv"}
+    q, k = qk_norm(leaves["q"], leaves["k"], eps=eps)
+    return wide.replace(q=q, k=k, v=leaves["v"]), leaves
+
+
+@pytest.mark.parametrize("table", [False, True], ids=["plain", "rotary"])
+def test_a_fused_norm_of_heads_is_the_norm_before_attention(
+    candidate: Candidate, table: bool
+) -> None:
+    """Each head of q and of k by itself, before it is turned; values are left alone."""
+    inputs = _draw(candidate, [70, 0, 33])
+    inputs = _turned(inputs) if table else inputs
+    apart, leaves = _heads_apart(inputs, 1e-3)
+    out = apart.call(inputs.operator.reference)
+    gradients = torch.autograd.grad(out, list(leaves.values()), apart.upstream)
+    truth = {"out": out.detach()}
+    truth |= {f"grad {n}": g for n, g in zip(leaves, gradients, strict=True)}
+    _holds(candidate, inputs.with_options(qk_norm_eps=1e-3), truth)
+
+
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_under_a_norm_of_heads_a_factor_of_a_head_changes_nothing(
+    candidate: Candidate, name: str
+) -> None:
+    """Every head has its own factor (a power of two: exact); gradients are divided by it."""
+    inputs = _turned(_draw(candidate, [70, 33])).with_options(qk_norm_eps=0.0)
+    heads = inputs.tensors()[name].shape[1]
+    powers = 2.0 ** (torch.arange(heads, device=inputs.device) - 2)[:, None]
+    louder = changes.floats(inputs, lambda x: (x * powers).to(x.dtype), names=(name,))
+    truth = truth_of(inputs)
+    truth[f"grad {name}"] = truth[f"grad {name}"] / powers
+    _holds(candidate, louder, truth)
+
+
+def test_under_a_norm_of_heads_gradients_stand_at_right_angles_to_heads(
+    candidate: Candidate,
+) -> None:
+    """A longer head is the same head to a norm: no gradient there."""
+    inputs = _turned(_draw(candidate, [70, 33])).with_options(qk_norm_eps=0.0)
+    outcome = candidate.run(inputs, backward=True)
+    for name in "qk":
+        x, gradient = inputs.tensors()[name].double(), outcome[f"grad {name}"].double()
+        size = gradient.norm(dim=2) * x.norm(dim=2)
+        share = ((gradient * x).sum(2).abs() / size.clamp(min=1e-30)).max()
+        assert float(share) <= 64 * torch.finfo(inputs.dtype).eps, f"{name}: {float(share):.3g}"
 
 
 # Rotary embedding

@@ -212,6 +212,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "of-integers": lambda rows: torch.zeros(rows, 4, dtype=torch.int32),
     },
     "block_size": {"zero": 0, "negative": -64},
+    "qk_norm_eps": {"negative": -1e-6},
     "norm": {"unknown": "batch"},
     "eps": {"negative": -1e-6, "not-a-number": float("nan")},
     "norm_weight": {

@@ -156,5 +156,38 @@ ROTATIONS: tuple[Fault, ...] = (
     ),
 )
 
+_FUSED = "a_fused_norm_of_heads_is_the_norm_before_attention"
+QK_NORMS: tuple[Fault, ...] = (
+    _of("ignores_qk_norm", BLOCK, _FUSED, "plain"),
+    *_on("blocks:ignores_qk_norm", FORWARD, "block_attention-d96-qk-norm-heavy-tailed"),
+    _of(
+        "normalises_heads_together",
+        BLOCK,
+        "under_a_norm_of_heads_a_factor_of_a_head_changes_nothing",
+        "q",
+    ),
+    *_on("blocks:normalises_heads_together", FORWARD, "block_attention-d64-qk-norm"),
+    _of("normalises_values_too", BLOCK, _FUSED, "rotary"),
+    *_on("blocks:normalises_values_too", FORWARD, "block_attention-d64-qk-norm"),
+    _of(
+        "normalises_queries_alone",
+        BLOCK,
+        "under_a_norm_of_heads_a_factor_of_a_head_changes_nothing",
+        "k",
+    ),
+    *_on("blocks:gives_heads_unit_length", FORWARD, "block_attention-d64-qk-norm"),
+    _of(
+        "qk_norm_has_no_backward",
+        BLOCK,
+        "under_a_norm_of_heads_gradients_stand_at_right_angles_to_heads",
+    ),
+    *_on("blocks:qk_norm_has_no_backward", BACKWARD, "block_attention-d32-qk-norm-gqa-rotary"),
+    *_on(
+        "blocks:qk_norm_adds_eps_outside",
+        FORWARD,
+        "block_attention-d32-qk-norm-large-eps-scaled",
+    ),
+)
+
 #: All of them.
-BLOCK_FAULTS: tuple[Fault, ...] = (*CUTS, *ROTATIONS)
+BLOCK_FAULTS: tuple[Fault, ...] = (*CUTS, *ROTATIONS, *QK_NORMS)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jagbench.rotary import TokenTable
+from wrong import sandwich
 from wrong.call import Call, Tile
 from wrong.right import RIGHT, Steps
 from wrong.steps import Bounds, bounds, weigh
@@ -224,3 +225,63 @@ def _unchecked_table(x: Tensor, offsets: Tensor, table: Table | None) -> None:
 
 #: A table that is too short or too wide is accepted, or fails somewhere inside.
 accepts_malformed_tables = replace(RIGHT, check_packed=_unchecked_table)
+
+# -- QK-norm ---------------------------------------------------------------------------------------
+
+
+def _not_at_all(name: str, x: Tensor, eps: float) -> Tensor:
+    return x
+
+
+#: `qk_norm_eps` is accepted and never used.
+ignores_qk_norm = replace(RIGHT, norm_heads=_not_at_all)
+
+
+def _over_heads(name: str, x: Tensor, eps: float) -> Tensor:
+    return x if name == "v" else sandwich.unit(x, eps)
+
+
+#: q and k are normalised over all heads together.
+normalises_heads_together = replace(RIGHT, norm_heads=_over_heads)
+
+
+def _values_too(name: str, x: Tensor, eps: float) -> Tensor:
+    return sandwich.unit(x, eps, (2,))
+
+
+#: Values are normalised too.
+normalises_values_too = replace(RIGHT, norm_heads=_values_too)
+
+
+def _queries_alone(name: str, x: Tensor, eps: float) -> Tensor:
+    return sandwich.norm_heads(name, x, eps) if name == "q" else x
+
+
+#: Keys are not normalised.
+normalises_queries_alone = replace(RIGHT, norm_heads=_queries_alone)
+
+
+def _length(name: str, x: Tensor, eps: float) -> Tensor:
+    return x if name == "v" else sandwich.norm_heads(name, x, eps) / x.shape[2] ** 0.5
+
+
+#: Heads are given unit length in place of unit root mean square.
+gives_heads_unit_length = replace(RIGHT, norm_heads=_length)
+
+
+def _constant(name: str, x: Tensor, eps: float) -> Tensor:
+    if name == "v":
+        return x
+    return x * (x.detach().square().mean(2, keepdim=True) + eps) ** -0.5
+
+
+#: The factor of a head is taken for a constant in the backward.
+qk_norm_has_no_backward = replace(RIGHT, norm_heads=_constant)
+
+
+def _outside(name: str, x: Tensor, eps: float) -> Tensor:
+    return x if name == "v" else x / (x.square().mean(2, keepdim=True).sqrt() + eps)
+
+
+#: eps is added to the root, not under it.
+qk_norm_adds_eps_outside = replace(RIGHT, norm_heads=_outside)

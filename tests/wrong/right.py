@@ -59,6 +59,7 @@ class Steps:
     enter: Callable[[Tensor, float], Tensor] = sandwich.enter
     attend_to: Callable[[Tensor, Tensor], Tensor] = sandwich.attend_to
     leave: Callable[[Tensor, Tensor, Tensor, float], Tensor] = sandwich.leave
+    norm_heads: Callable[[str, Tensor, float], Tensor] = sandwich.norm_heads
     check_norm: Callable[[norming.Layer, Tensor | None], int] = norming.check
     measure: Callable[[norming.Layer, Tensor], norming.Statistics] = norming.measure
     normalise: Callable[[norming.Layer, Tensor, norming.Statistics], Tensor] = norming.normalise
@@ -170,8 +171,11 @@ class Steps:
         scale: float | None = None,
         rotary: turns.Table | None = None,
         rotate_values: bool = True,
+        qk_norm_eps: float | None = None,
     ) -> Any:
-        """Attention over sequences that are cut at their blocks, after a rotation."""
+        """Attention over sequences that are cut at their blocks, after a norm and a rotation."""
+        if qk_norm_eps is not None and not qk_norm_eps >= 0:
+            raise ValueError(f"qk_norm_eps {qk_norm_eps}")
         if block_size < 1:
             raise ValueError(f"block_size {block_size}")
         turned = {"q": True, "k": True, "v": rotate_values}
@@ -182,6 +186,10 @@ class Steps:
             self.check_packed(x, offsets, rotary if turned[name] else None)
         bounds, wide = offsets.tolist(), torch.promote_types(q.dtype, torch.float32)
         values = {name: x.to(wide) for name, x in given.items()}
+        if qk_norm_eps is not None:
+            for name, x in values.items():
+                used = sandwich.in_use(x, offsets)
+                values[name] = self.norm_heads(name, used, qk_norm_eps)
         if rotary is not None:
             angles = self.angles(rotary, bounds)
             for name in [n for n in values if turned[n]]:

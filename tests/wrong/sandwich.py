@@ -1,6 +1,6 @@
-"""The steps of a right PFFN block; each may be exchanged. Autograd finds the gradients.
+"""The steps of a right PFFN block and of QK-norm; each may be exchanged.
 
-Values are float32 or wider here, `[rows, heads, dim]`.
+Autograd finds the gradients. Values are float32 or wider here, `[rows, heads, dim]`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ def in_use(x: Tensor, offsets: Tensor) -> Tensor:
 def unit(x: Tensor, eps: float, features: tuple[int, ...] = (1, 2)) -> Tensor:
     """X over its root mean square over all heads."""
     return x * (x.square().mean(features, keepdim=True) + eps) ** -0.5
+
+
+def norm_heads(name: str, x: Tensor, eps: float) -> Tensor:
+    """QK-norm of q, k or v: heads of the first two have unit root mean square."""
+    return x if name == "v" else unit(x, eps, (2,))
 
 
 def enter(q: Tensor, eps: float) -> Tensor:

@@ -45,6 +45,8 @@ def _call_problem(dtype: torch.dtype, g: Geometry, call: BlockCall, needs: Needs
     """`block_gradient_problem`, whatever the device."""
     if call.portable:
         return "the schedule asks for the portable kernel"
+    if call.qk_norm_eps is not None:
+        return "no kernel of this tier normalises q and k"
     if not (needs.query and needs.key_value):
         return "all three gradients are made, but not all are wanted"
     if dtype not in _TYPES:
