@@ -126,7 +126,13 @@ def _geometry(keys: int, batch: int = 512, shared_q: bool = False) -> Geometry:
     ],
 )
 def test_key_tiles_are_chained_where_sequences_are_short_and_many(geometry, mask, chain):
-    assert chain_of(geometry, mask) == chain
+    assert chain_of(geometry, mask, SOFTMAX.value) == chain
+
+
+def test_an_activation_is_chained_where_registers_allow():
+    assert chain_of(_geometry(256), Mask(-1, -1, False), 3) == 1
+    narrow = Geometry(512, 4, 4, 64, 64, 512 * 512, 512 * 256, False)
+    assert chain_of(narrow, Mask(-1, -1, False), 3) == 4
 
 
 @pytest.mark.parametrize(("left", "right", "apart"), [(-1, 0, False), (9, -1, False), (9, 0, True)])

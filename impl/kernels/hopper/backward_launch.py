@@ -64,7 +64,7 @@ def launch_backward(
     if g.total_k == 0 or g.out_rows == 0:
         return torch.zeros_like(q), dk.zero_(), dv.zero_()
     short = keys_are_short(g)
-    keys = SHORT_KEYS if short else KEYS * chain_of(g, call.mask)
+    keys = SHORT_KEYS if short else KEYS * chain_of(g, call.mask, call.activation)
     items = build_work_list(
         k_offsets, q_offsets, g.total_k, keys,
         other_rows=g.total_q if g.shared_q else None,
@@ -98,12 +98,15 @@ def keys_are_short(g: Geometry) -> bool:
     return not g.shared_q and g.mean_k <= SHORT_KEYS
 
 
-def chain_of(g: Geometry, mask: Mask) -> int:
+def chain_of(g: Geometry, mask: Mask, activation: int) -> int:
     """Key tiles that one program walks one after the other, so that dQ needs no pass of its own.
 
     Only where sequences are short enough for their Q, dO and dQ to stay in the L2 meanwhile, and
-    many enough to go round.
+    many enough to go round. At head dim 128 an activation's A' leaves no registers for the ends of
+    a chain: it spills, and is slower than with the passes.
     """
+    if activation != SOFTMAX.value and g.qk_dim == 128:
+        return 1
     masked = mask.left >= 0 or mask.right >= 0
     # Lengths uniform on [1, 512] have a mean of 256.5: up to 5/8 of a chain's keys count as short.
     short = g.mean_k <= KEYS * CHAINED * 5 // 8 and g.batch * g.kv_heads >= _CHAINS
@@ -144,7 +147,7 @@ def _launch(
     halves = 2 if dim == 64 else 1
     share = dim * halves // 2
     statistics, statistics_rows = _statistics(call, shares)
-    wide, chain = slope_is_wide(call), chain_of(g, call.mask)
+    wide, chain = slope_is_wide(call), chain_of(g, call.mask, call.activation)
     entries = items.upper * g.kv_heads
     programs = min(entries, multiprocessors(q))
     folded = folds(call.mask, entries, programs)
