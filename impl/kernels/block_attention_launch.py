@@ -74,7 +74,10 @@ def block_tiles(
     tiles = tile_config(kernel, like, qk_dim, v_dim, None)
     limit = None if INTERPRET.value else shared_memory(like.device.index or 0)
     size, turned = like.element_size(), call.rotary_dims[0]
-    found = fitting_tiles(kernel, tiles, size, qk_dim, v_dim, call.block_size, limit, turned)
+    found = fitting_tiles(
+        kernel, tiles, size, qk_dim, v_dim, call.block_size, limit, turned,
+        call.qk_norm_eps is not None,
+    )  # fmt: skip
     note_used(kernel, str(found))
     return found
 
@@ -95,9 +98,15 @@ def fitting_tiles(
     block_size: int,
     limit: int | None,
     rotary_dim: int = 0,
+    qk_norm: bool = False,
 ) -> TileConfig:
     """`block_tiles` from the table's tiles, for `limit` bytes of shared memory (None: any)."""
     gradient, block_k = "gradient" in kernel, padded(block_size)
+    if gradient and qk_norm:
+        # With four warps the way back through the norm spills.
+        tiles = replace(
+            tiles, num_warps=max(tiles.num_warps, 8), num_stages=min(tiles.num_stages, 2)
+        )
     tiles = replace(tiles, block_q=min(tiles.block_q, block_k), block_k=block_k)
     if element_size == 4:
         # Products on the plain ALUs fill registers. With 4 or 8 warps triton 3.7 makes a product of

@@ -59,7 +59,7 @@ def _block(
     size = _DTYPES[dtype].itemsize
     kernel = kernel_name(gradient, rotary_dim > 0)
     table = table_config(kernel, _DTYPES[dtype], dim, dim, limit)
-    tiles = fitting_tiles(kernel, table, size, dim, dim, block_size, limit, rotary_dim)
+    tiles = fitting_tiles(kernel, table, size, dim, dim, block_size, limit, rotary_dim, qk_norm)
     name = "block_attention_" + ("backward" if gradient else "forward")
     signature, aligned = _signature(dtype, gradient, rotary_dim > 0)
     constants: dict[str, Any] = {

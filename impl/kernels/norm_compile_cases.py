@@ -147,7 +147,7 @@ def _weight_gradient(
     }  # fmt: skip
     return _case(
         f"norm_weight_gradient-{norm}-k{features}-n{width}", "norm_weight_gradient_kernel", dtype,
-        signature, constants, tiles, architectures=architectures,
+        signature, constants, tiles, architectures=architectures, spill_limit=_FEW,
     )  # fmt: skip
 
 

@@ -94,6 +94,7 @@ def block_attention_of(planner: BlockPlanner) -> BlockAttention:
         scale: float | None = None,
         rotary: Tensor | TokenTable | None = None,
         rotate_values: bool = True,
+        qk_norm_eps: float | None = None,
     ) -> Tensor:
         """Softmax attention within blocks, as `jagbench.reference` defines it.
 
@@ -101,7 +102,7 @@ def block_attention_of(planner: BlockPlanner) -> BlockAttention:
         """
         blocks = check_blocks(
             q, k, v, offsets, block_size=block_size, scale=scale, rotary=rotary,
-            rotate_values=rotate_values,
+            rotate_values=rotate_values, qk_norm_eps=qk_norm_eps,
         )  # fmt: skip
         call = blocks.call
         plan = planner(blocks)

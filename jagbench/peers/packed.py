@@ -86,8 +86,16 @@ def check_blocks(
     scale: float | None = None,
     rotary: Tensor | TokenTable | None = None,
     rotate_values: bool = True,
+    qk_norm_eps: float | None = None,
 ) -> BlockCall:
-    """Check the arguments of `block_attention`; ValueError with the numbers where they clash."""
+    """Check the arguments of `block_attention`; ValueError with the numbers where they clash.
+
+    Raises NotImplementedError for QK-norm, which no peer has.
+    """
+    if qk_norm_eps is not None:
+        if not qk_norm_eps >= 0:
+            raise ValueError(f"qk_norm_eps must be at least 0 or None, got {qk_norm_eps}")
+        raise NotImplementedError(f"q and k are not normalised here (qk_norm_eps={qk_norm_eps})")
     q, k, v = autocast(q, k, v)
     check_values(q, k, v)
     if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:

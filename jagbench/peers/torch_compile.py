@@ -45,6 +45,7 @@ def block_attention(
     scale: float | None = None,
     rotary: Tensor | TokenTable | None = None,
     rotate_values: bool = True,
+    qk_norm_eps: float | None = None,
 ) -> Tensor:
     """Softmax attention within blocks, as `jagbench.reference` defines it.
 
@@ -52,7 +53,7 @@ def block_attention(
     """
     blocks = check_blocks(
         q, k, v, offsets, block_size=block_size, scale=scale, rotary=rotary,
-        rotate_values=rotate_values,
+        rotate_values=rotate_values, qk_norm_eps=qk_norm_eps,
     )  # fmt: skip
     call = blocks.call
     if call.empty:
