@@ -13,12 +13,12 @@ from jagbench.impl.kernels.attention_launch import BackwardCall, query_tiles, ro
 from jagbench.impl.kernels.hopper.backward_launch import (
     SHARE_BASES,
     chain_of,
-    keys_are_short,
     pairs_apart,
     pass_over_queries,
     share_column,
     slope_is_wide,
 )
+from jagbench.impl.kernels.hopper.support import keys_are_short
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.schedule import build_tile_list

@@ -86,9 +86,8 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(support, "device_problem", lambda device: None)
     for name, launch in (("forward", launch_forward), ("backward", launch_backward)):
-        real = importlib.import_module(f"{hopper.__name__}.{name}_launch")
-        module: Any = types.ModuleType(real.__name__)
-        vars(module).update({**vars(real), launch.__name__: launch})
+        module: Any = types.ModuleType(f"{hopper.__name__}.{name}_launch")
+        setattr(module, launch.__name__, launch)
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(hopper, f"{name}_launch", module, raising=False)
     tuning.take_used()

@@ -17,7 +17,12 @@ from jagbench.impl.kernels.attention_backward import (
     query_gradient_kernel,
     row_statistics_kernel,
 )
-from jagbench.impl.kernels.hopper.support import takes_hopper, tma_layout
+from jagbench.impl.kernels.hopper.support import (
+    SHORT_KEYS,
+    keys_are_short,
+    takes_hopper,
+    tma_layout,
+)
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.mask import Mask
 from jagbench.impl.kernels.relaunch import relaunch, traits
@@ -178,12 +183,9 @@ def keys_of_own_deltas(operator: str, q: Tensor, k: Tensor, v: Tensor, call: Bac
 
     delta = sum of A dA over the keys of a row: one item must hold them all.
     """
-    if not _on_hopper(operator, q, k, v, call):
-        return 0
-    from jagbench.impl.kernels.hopper import backward_launch
-
-    short = backward_launch.keys_are_short(call.geometry)
-    return backward_launch.SHORT_KEYS if short else 0
+    # The cheap question first: `attention_gradients` asks for the tier again.
+    own = keys_are_short(call.geometry) and _on_hopper(operator, q, k, v, call)
+    return SHORT_KEYS if own else 0
 
 
 def _on_hopper(operator: str, q: Tensor, k: Tensor, v: Tensor, call: BackwardCall) -> bool:

@@ -15,6 +15,7 @@ from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_backward import STATISTICS_PAD
 from jagbench.impl.kernels.attention_launch import BackwardCall, multiprocessors, query_tiles
 from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
+from jagbench.impl.kernels.hopper.support import SHORT_KEYS, keys_are_short
 from jagbench.impl.kernels.hopper.work import WorkList, build_work_list, folds
 from jagbench.impl.kernels.interpreter import round_to
 from jagbench.impl.kernels.mask import Mask
@@ -25,8 +26,6 @@ from jagbench.impl.kernels.tuning import note_used
 
 #: Keys of an item.
 KEYS = 128
-#: Keys of an item where sequences have no more on average (`backward_short`).
-SHORT_KEYS = 64
 # 3 x 128 threads: 64512 registers, dealt anew as 240, 240 and 24 a thread.
 _REGISTERS = 168
 #: Most key tiles in a chain (`chain_of`): 1 for none.
@@ -93,11 +92,6 @@ def _sum_of_shares(shares: Tensor, call: BackwardCall) -> Tensor:
     return shares.sum(0).gather(2, order[:, None].expand(rows, heads, dim)) * call.grad_scale
 
 
-def keys_are_short(g: Geometry) -> bool:
-    """Whether items of 64 keys are worth it: told by the mean; a wrong guess costs time only."""
-    return not g.shared_q and g.mean_k <= SHORT_KEYS
-
-
 def chain_of(g: Geometry, mask: Mask, activation: int) -> int:
     """Key tiles that one program walks one after the other, so that dQ needs no pass of its own.
 
@@ -107,10 +101,9 @@ def chain_of(g: Geometry, mask: Mask, activation: int) -> int:
     """
     if activation != SOFTMAX.value and g.qk_dim == 128:
         return 1
-    masked = mask.left >= 0 or mask.right >= 0
     # Lengths uniform on [1, 512] have a mean of 256.5: up to 5/8 of a chain's keys count as short.
     short = g.mean_k <= KEYS * CHAINED * 5 // 8 and g.batch * g.kv_heads >= _CHAINS
-    return CHAINED if short and not masked and not g.shared_q else 1
+    return CHAINED if short and not mask.bounded and not g.shared_q else 1
 
 
 def pairs_apart(mask: Mask) -> bool:
@@ -236,7 +229,7 @@ def pass_over_queries(
     tiles: of 128 rows of q.
     """
     width = dq.shape[1] * dq.shape[2]
-    masked = call.mask.left >= 0 or call.mask.right >= 0
+    masked = call.mask.bounded
     with torch.cuda.device_of(dq):
         relaunch(
             _queries_kernel, tiles.upper, dq.device,

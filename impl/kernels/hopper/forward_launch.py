@@ -100,7 +100,7 @@ def keys_stay(
     fits = cross and longest <= tiles.block_k * tiles.key_stages
     several = geometry.mean_q > GROUPS * GROUP_ROWS
     even = HAND * HANDS * programs <= entries < 1 << 30
-    return fits and several and even and mask.left < 0 and mask.right < 0
+    return fits and several and even and not mask.bounded
 
 
 @cache

@@ -28,6 +28,8 @@ _MOST_ROWS = 1 << 29
 _MOST_ENTRIES = (1 << 31) - 1
 #: Rows of padding that `attention_launch.row_statistics` may add a sequence, and a tile's fewest.
 _STATISTICS_PADDING, _FEWEST_ROWS = 256, 64
+#: Keys of an item of the backward where sequences have no more on average (`backward_short`).
+SHORT_KEYS = 64
 
 
 def unsupported(
@@ -120,6 +122,11 @@ def takes_hopper(
     if reason is not None and tier == "hopper":
         raise NotImplementedError(f"{operator}: schedule 'hopper': {reason}")
     return reason is None
+
+
+def keys_are_short(g: Geometry) -> bool:
+    """Whether items of 64 keys are worth it: told by the mean; a wrong guess costs time only."""
+    return not g.shared_q and g.mean_k <= SHORT_KEYS
 
 
 def tma_layout(tensor: Tensor) -> Tensor:
