@@ -66,14 +66,13 @@ def block_forward_kernel(
         begin, first, end, seen = _block_of(
             offsets, tile_sequence, tile_block, index, batch, total, block_size
         )
-        angles = table
-        if BY_TOKEN:
-            angles = table + begin * table_row
-        sin, cos = angles_of(angles, first, seen, table_row, BLOCK_K, BLOCK_D, ROTARY_DIM)
+        sin, cos = angles_of(
+            table, begin, first, seen, table_row, BLOCK_K, BLOCK_D, ROTARY_DIM, BY_TOKEN
+        )
         v_sin, v_cos = sin, cos
         if BLOCK_DV != BLOCK_D:
             v_sin, v_cos = angles_of(
-                angles, first, seen, table_row, BLOCK_K, BLOCK_DV, VALUE_ROTARY_DIM
+                table, begin, first, seen, table_row, BLOCK_K, BLOCK_DV, VALUE_ROTARY_DIM, BY_TOKEN
             )
         k_tile = turned_rows(
             k + begin * k_row + kv_head * k_head, first, seen, k_row, sin, cos,
@@ -88,7 +87,9 @@ def block_forward_kernel(
             row = first + step % SUB_TILES * BLOCK_Q
             q_sin, q_cos = sin, cos
             if SUB_TILES > 1:
-                q_sin, q_cos = angles_of(angles, row, seen, table_row, BLOCK_Q, BLOCK_D, ROTARY_DIM)
+                q_sin, q_cos = angles_of(
+                    table, begin, row, seen, table_row, BLOCK_Q, BLOCK_D, ROTARY_DIM, BY_TOKEN
+                )
             q_tile = turned_rows(
                 q + begin * q_row + head * q_head, row, seen, q_row, q_sin, q_cos,
                 BLOCK_Q, D, BLOCK_D, ROTARY_DIM, eps, QK_NORM,
@@ -126,14 +127,13 @@ def block_gradient_kernel(
         begin, first, end, seen = _block_of(
             offsets, tile_sequence, tile_block, index, batch, total, block_size
         )
-        angles = table
-        if BY_TOKEN:
-            angles = table + begin * table_row
-        sin, cos = angles_of(angles, first, seen, table_row, BLOCK_K, BLOCK_D, ROTARY_DIM)
+        sin, cos = angles_of(
+            table, begin, first, seen, table_row, BLOCK_K, BLOCK_D, ROTARY_DIM, BY_TOKEN
+        )
         v_sin, v_cos = sin, cos
         if BLOCK_DV != BLOCK_D:
             v_sin, v_cos = angles_of(
-                angles, first, seen, table_row, BLOCK_K, BLOCK_DV, VALUE_ROTARY_DIM
+                table, begin, first, seen, table_row, BLOCK_K, BLOCK_DV, VALUE_ROTARY_DIM, BY_TOKEN
             )
         k_tile = turned_rows(
             k + begin * k_row + kv_head * k_head, first, seen, k_row, sin, cos,
@@ -150,7 +150,9 @@ def block_gradient_kernel(
             row = first + step % SUB_TILES * BLOCK_Q
             q_sin, q_cos = sin, cos
             if SUB_TILES > 1:
-                q_sin, q_cos = angles_of(angles, row, seen, table_row, BLOCK_Q, BLOCK_D, ROTARY_DIM)
+                q_sin, q_cos = angles_of(
+                    table, begin, row, seen, table_row, BLOCK_Q, BLOCK_D, ROTARY_DIM, BY_TOKEN
+                )
             q_tile = turned_rows(
                 q + begin * q_row + head * q_head, row, seen, q_row, q_sin, q_cos,
                 BLOCK_Q, D, BLOCK_D, ROTARY_DIM, eps, QK_NORM,

@@ -49,18 +49,32 @@ def turn(x, sin, cos, ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTARY_DIM: tl.co
 
 
 @triton.jit
+def table_of(table, begin, table_row, BY_TOKEN: tl.constexpr):
+    """Pointer to the angle of a sequence's first token: its own row, or that of position 0."""
+    if BY_TOKEN:
+        table = table + begin * table_row
+    return table
+
+
+@triton.jit
 def angles_of(
     table,
+    begin,
     first,
     count,
     row_stride,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
 ):
-    """As `load_angles`; where nothing is turned (ROTARY_DIM 0), two numbers that nobody reads."""
+    """As `load_angles`, of a sequence that begins at row `begin`.
+
+    Where nothing is turned (ROTARY_DIM 0; the table may be None): two numbers that nobody reads.
+    """
     if ROTARY_DIM > 0:
-        sin, cos = load_angles(table, first, count, row_stride, ROWS, BLOCK, ROTARY_DIM)
+        angles = table_of(table, begin, row_stride, BY_TOKEN)
+        sin, cos = load_angles(angles, first, count, row_stride, ROWS, BLOCK, ROTARY_DIM)
     else:
         sin = 0.0
         cos = 1.0
@@ -144,14 +158,6 @@ def store_turned_back(
         x = through_head_norm(x, to_float(given), eps, COLUMNS)
     x = round_to(x, base.dtype.element_ty)
     store_rows(base, first, end, row_stride, x, ROWS, COLUMNS, BLOCK)
-
-
-@triton.jit
-def table_of(table, begin, table_row, BY_TOKEN: tl.constexpr):
-    """Pointer to the angle of a sequence's first token: its own row, or that of position 0."""
-    if BY_TOKEN:
-        table = table + begin * table_row
-    return table
 
 
 @triton.jit
