@@ -30,6 +30,7 @@ def _namespace(schedule: Schedule, **others: Callable[..., Any]) -> SimpleNamesp
         jagged_attention=partial(jagged_attention, schedule=schedule),
         gdpa=partial(gdpa, schedule=schedule),
         pffn_block=partial(pffn_block, schedule=schedule),
+        norm_linear=partial(norm_linear, schedule=schedule),
         __version__=__version__,
         configuration=configuration,
         describe=partial(describe, schedule=schedule),
@@ -48,7 +49,6 @@ v3 = _namespace(Schedule("v3", "split"))
 portable = _namespace(
     Schedule(tier="portable"),
     block_attention=block_attention,
-    norm_linear=norm_linear,
     rotary=rotary,
 )
 #: Warp-specialised Gluon kernels alone: a call they cannot take is reported as unsupported.

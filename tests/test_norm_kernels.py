@@ -219,7 +219,7 @@ def test_the_custom_op_keeps_torch_s_rules(norm):
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
         torch.ops.jagbench.norm_linear_forward.default,
-        (*leaves, norm == "layer", 1e-5),
+        (*leaves, norm == "layer", 1e-5, False),
         test_utils=checks,
     )
 
@@ -231,7 +231,10 @@ def test_the_custom_op_keeps_torch_s_rules(norm):
     ("change", "words"),
     [
         (lambda t: {**t, "x": t["x"].double(), "weight": t["weight"].double()}, "float64"),
-        (lambda t: {**t, "schedule": "hopper"}, "Hopper"),
+        (
+            lambda t: {**t, "schedule": "hopper"},
+            "schedule 'hopper': .* 16-bit types, got torch.float32",
+        ),
         (
             lambda t: {**t, "x": torch.zeros(3, 16_385), "weight": torch.zeros(2, 16_385)},
             "16384 features",

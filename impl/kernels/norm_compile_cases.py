@@ -8,6 +8,14 @@ from typing import Any
 import torch
 
 from jagbench.ahead_of_time import ARCHITECTURES, MATRIX_OPCODES, SHARED_LIMITS, CompileCase
+from jagbench.impl.kernels.hopper.norm_product_launch import (
+    BLOCK_ROWS,
+    COLUMNS,
+    DEPTH,
+    GROUPS,
+    MAX_REGISTERS,
+    stages_of,
+)
 from jagbench.impl.kernels.norm_linear_launch import (
     NormKernel,
     NormTiles,
@@ -26,6 +34,8 @@ _MANY = 1 << 20
 # Bytes of stack a thread: whole rows are loaded while registers hold accumulators; masks of uneven
 # features take a few.
 _PARKED, _FEW = 256, 32
+# The same of a Hopper kernel's scalars, outside its loops.
+_SCALARS = 96
 
 
 def _case(
@@ -151,6 +161,48 @@ def _weight_gradient(
     )  # fmt: skip
 
 
+def _hopper_product(
+    dtype: str, features: int, norm: str, bias: bool, offsets: bool = True
+) -> CompileCase:
+    """No product waits for registers; scalars of the bias may be parked."""
+    steps = -(-features // DEPTH)
+    x, w = (f"tensordesc<{dtype}[1, 1, {rows}, {DEPTH}]>" for rows in (BLOCK_ROWS, COLUMNS))
+    tag = "bias" if bias else "plain"
+    return CompileCase(
+        name=f"hopper_norm_{norm}-{tag}-k{features}-{dtype}",
+        kernel="jagbench.impl.kernels.hopper.norm_product:norm_product_kernel",
+        signature={
+            "x_desc": x, "w_desc": w, "out_desc": x, "bias": "*fp32", "statistics": "*fp32",
+            "offsets": "*i32", "batch": "i32", "total": "i32", "columns": "i32", "width": "i32",
+            "features": "i32", "eps": "fp32",
+        },
+        constexprs={
+            "GROUPS": GROUPS, "STEPS": steps, "STAGES": stages_of(steps), "NORM": norm,
+            "HAS_BIAS": bias, "HAS_OFFSETS": offsets,
+        },
+        aligned=("bias", "statistics", "offsets"),
+        num_warps=4,
+        dtype=dtype,
+        architectures=(90,),
+        opcodes=("UTMALDG", "UTMASTG", "USETMAXREG"),
+        max_registers=MAX_REGISTERS,
+        spill_limit=_SCALARS if norm == "layer" else 0,
+    )  # fmt: skip
+
+
+def _statistics(dtype: str, features: int) -> CompileCase:
+    rows, block, warps = row_tile(features)
+    signature = {
+        "x": f"*{dtype}", "statistics": "*fp32", "offsets": "*i32", "batch": "i32",
+        "total": "i32", "eps": "fp32", "x_row": "i32",
+    }  # fmt: skip
+    constants = {"FEATURES": features, "EXACT": False, "ROWS": rows, "BLOCK": block}
+    return _case(
+        f"norm_statistics-k{features}", "norm_statistics_kernel", dtype, signature, constants,
+        None, num_warps=warps,
+    )  # fmt: skip
+
+
 def _pffn(kernel: str, dtype: str, *tensors: str) -> CompileCase:
     """A kernel over rows of 4 heads of 128, about a GDPA."""
     rows, block, warps = pffn_tile(512)
@@ -183,6 +235,12 @@ NORM_CASES: tuple[CompileCase, ...] = (
     _forward("fp32", 512, 512, "layer", "exact"),
     _forward("bf16", 1024, 1024, "none", "backward", _LARGE),
     _forward("bf16", 1024, 1024, "none", "backward_small_shared", _SMALL),
+    _hopper_product("bf16", 512, "rms", bias=False),
+    _hopper_product("fp16", 200, "rms", bias=True, offsets=False),
+    _hopper_product("bf16", 512, "layer", bias=True),
+    _hopper_product("fp16", 256, "layer", bias=False),
+    _statistics("bf16", 512),
+    _statistics("fp16", 200),
     _input_gradient("bf16", 512, 512, "rms", (90,)),
     _input_gradient("bf16", 512, 512, "layer", (90,)),
     _input_gradient("bf16", 256, 256, "layer", ARCHITECTURES),

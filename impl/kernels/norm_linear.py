@@ -10,6 +10,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from jagbench.impl.kernels.arguments import LARGEST_ROW_STRIDE
 from jagbench.impl.kernels.attention_launch import require_device
+from jagbench.impl.kernels.hopper.norm_product_launch import norm_product_problem
 from jagbench.impl.kernels.norm_linear_launch import (
     NormCall,
     launch_forward,
@@ -46,24 +47,28 @@ def norm_linear(
 
     norm: "rms" or "layer"; eps is added under the root. norm_weight, norm_bias: `[features]`, of
     x's dtype or float32; folded into the linear layer, the weight rounded once to x's dtype.
-    schedule: a tier; there are portable kernels only.
+    schedule: a tier. "hopper" has a forward, for what `hopper.norm_product_launch` lets through;
+    "auto" takes it where it can; gradients are portable.
 
     Returns out `[total, out_features]` in x's dtype. Outputs and gradients are bit-equal on
     repeats. Raises ValueError for malformed arguments, NotImplementedError for other dtypes, more
-    than 16,384 features, and the Hopper tier.
+    than 16,384 features, and a call that the Hopper tier is asked for and does not take.
     """
-    if as_schedule(NAME, schedule).tier == "hopper":
-        raise NotImplementedError(f"{NAME}: there is no Hopper kernel, only portable ones")
+    tier = as_schedule(NAME, schedule).tier
     if norm not in ("rms", "layer"):
         raise ValueError(f"{NAME}: norm must be 'rms' or 'layer', got {norm!r}")
     if not eps >= 0:
         raise ValueError(f"{NAME}: eps must be at least 0, got {eps}")
     x, weight, bias = _in_autocast_dtype(x, weight, bias)
     _check(x, weight, offsets, norm, bias, norm_weight, norm_bias)
+    problem = norm_product_problem(x, weight.shape[0]) if tier == "hopper" else None
+    if problem is not None:
+        raise NotImplementedError(f"{NAME}: schedule 'hopper': {problem}")
     offsets = None if offsets is None else offsets.contiguous()
     out: Tensor = _differentiable_op(
-        x, weight, offsets, bias, norm_weight, norm_bias, norm == "layer", float(eps)
-    )[0]
+        x, weight, offsets, bias, norm_weight, norm_bias, norm == "layer", float(eps),
+        tier == "portable",
+    )[0]  # fmt: skip
     return out
 
 
@@ -164,6 +169,7 @@ def _forward(
     norm_bias: Tensor | None,
     layer: bool,
     eps: float,
+    portable: bool,
 ) -> tuple[Tensor, Tensor]:
     """Out and the rows' statistics; arguments as `norm_linear` has checked them."""
     require_device(NAME, x)
@@ -171,7 +177,8 @@ def _forward(
         check_values_of_offsets(NAME, offsets, x.shape[0], None, False)
     with torch.cuda.device_of(x):
         weight = weight.contiguous()
-        call = NormCall(row_layout(x), _folded(weight, norm_weight), offsets, layer, eps)
+        folded = _folded(weight, norm_weight)
+        call = NormCall(row_layout(x), folded, offsets, layer, eps, portable)
         return launch_forward(call, _shift(weight, bias, norm_bias))
 
 
@@ -184,6 +191,7 @@ def _forward_fake(
     norm_bias: Tensor | None,
     layer: bool,
     eps: float,
+    portable: bool,
 ) -> tuple[Tensor, Tensor]:
     statistics = x.new_empty(3 if layer else 1, x.shape[0], dtype=torch.float32)
     return x.new_empty(x.shape[0], weight.shape[0]), statistics
@@ -200,12 +208,14 @@ def _backward(
     statistics: Tensor,
     layer: bool,
     eps: float,
+    portable: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients that `needs` asks for (x, weight, bias and the norm's); others are empty."""
     with torch.cuda.device_of(x):
         weight = weight.contiguous()
-        call = NormCall(row_layout(x), _folded(weight, norm_weight), offsets, layer, eps)
+        folded = _folded(weight, norm_weight)
+        call = NormCall(row_layout(x), folded, offsets, layer, eps, portable)
         d_out = row_layout(d_out)
         dx = launch_input_gradient(call, d_out, statistics) if needs[0] else x.new_empty(0)
         if not any(needs[1:]):
@@ -255,6 +265,7 @@ def _backward_fake(
     statistics: Tensor,
     layer: bool,
     eps: float,
+    portable: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     found = [x.new_empty(x.shape if needs[0] else 0)]
@@ -276,11 +287,11 @@ def _autograd(
     ctx: Any, wanted: tuple[bool, ...], d_out: Tensor | None, _: Tensor | None
 ) -> tuple[Any, ...]:
     if d_out is None:
-        return (None,) * 8
+        return (None,) * 9
     needs = [wanted[0], wanted[1], *wanted[3:6]]
     found = _backward_op(d_out, *ctx.saved_tensors, *ctx.constants, needs)
     kept = [x if need else None for x, need in zip(found, needs, strict=True)]
-    return (*kept[:2], None, *kept[2:], None, None)
+    return (*kept[:2], None, *kept[2:], None, None, None)
 
 
 _forward_op = define("norm_linear_forward", _forward, _forward_fake)
@@ -302,7 +313,7 @@ def _forward_flops(x: Any, weight: Any, offsets: Any, *args: Any, **kwargs: Any)
 @register_flop_formula(torch.ops.jagbench.norm_linear_backward, get_raw=True)
 def _backward_flops(
     d_out: Any, x: Any, weight: Any, offsets: Any, bias: Any, norm_weight: Any, norm_bias: Any,
-    statistics: Any, layer: bool, eps: float, needs: Any, *args: Any, **kwargs: Any,
+    statistics: Any, layer: bool, eps: float, portable: bool, needs: Any, *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
     # A product for x, and one for all parameters together.
     return _flops(x, weight, offsets) * (bool(needs[0]) + any(needs[1:]))

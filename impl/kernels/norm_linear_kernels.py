@@ -186,6 +186,23 @@ def _store_statistics(statistics, rows, wanted, total, shift, delta, factor, NOR
         tl.store(statistics + rows, factor, mask=wanted)
 
 
+@triton.jit(do_not_specialize=NORM_COUNTS)
+def norm_statistics_kernel(
+    x, statistics, offsets, batch, total, eps, x_row,
+    FEATURES: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Statistics fp32 `[3, total]` of rows under LayerNorm, for a product that takes them ready."""
+    count = _rows_in_use(offsets, batch, total)
+    first = tl.program_id(0) * ROWS
+    rows = tl.arange(0, ROWS)
+    seen = first + rows < count
+    base = x + first.to(tl.int64) * x_row
+    shift, delta, factor = _layer_statistics(
+        base, rows, x_row, seen, eps, FEATURES, BLOCK, ROWS, EXACT
+    )
+    _store_statistics(statistics, first + rows, seen, total, shift, delta, factor, "layer")
+
+
 @triton.jit
 def _load_statistics(statistics, rows, seen, total, NORM: tl.constexpr):
     """Shift, delta and factor of rows; 0 where they are not seen."""

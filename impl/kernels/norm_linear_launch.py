@@ -12,11 +12,16 @@ import triton
 from torch import Tensor
 
 from jagbench.impl.kernels.attention_launch import multiprocessors
+from jagbench.impl.kernels.hopper.norm_product_launch import (
+    launch_norm_product,
+    norm_product_problem,
+)
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.norm_linear_kernels import (
     norm_input_gradient_kernel,
     norm_product_kernel,
     norm_rows_gradient_kernel,
+    norm_statistics_kernel,
     norm_weight_gradient_kernel,
 )
 from jagbench.impl.kernels.tuning import note_used, padded, shared_memory
@@ -172,7 +177,8 @@ class NormCall:
     """What every kernel is told: the rows, which of them are in use, and the norm.
 
     x `[total, features]` of unit column stride; weight `[width, features]`, contiguous, with the
-    norm's weight folded in; offsets None for a dense batch.
+    norm's weight folded in; offsets None for a dense batch. portable: whether the Hopper tier is
+    ruled out.
     """
 
     x: Tensor
@@ -180,6 +186,7 @@ class NormCall:
     offsets: Tensor | None
     layer: bool
     eps: float
+    portable: bool = False
 
     @property
     def norm(self) -> str:
@@ -208,10 +215,26 @@ def launch_forward(call: NormCall, bias: Tensor | None) -> tuple[Tensor, Tensor]
     x, w = call.x, call.weight
     out = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
     statistics = call.empty_statistics()
+    if not call.portable and norm_product_problem(x, w.shape[0]) is None:
+        if call.layer:
+            _launch_statistics(call, statistics)
+        launch_norm_product(call, bias, out, statistics)
+        return out, statistics
     kernel: NormKernel = "norm_linear_layer" if call.layer else "norm_linear_rms"
     tiles = _fitted(kernel, x, x.shape[0], w.shape[0], w.shape[1])
     _launch_product(call, x, out, bias, statistics, tiles, (w.stride(0), 1), call.norm)
     return out, statistics
+
+
+def _launch_statistics(call: NormCall, statistics: Tensor) -> None:
+    """Statistics of every row under LayerNorm, in a pass of its own."""
+    total, features = call.x.shape
+    rows, block, warps = row_tile(features)
+    norm_statistics_kernel[(triton.cdiv(total, rows),)](
+        call.x, statistics, call.offsets, call.batch, total, call.eps, call.x.stride(0),
+        FEATURES=features, EXACT=call.x.dtype == torch.float32, ROWS=rows, BLOCK=block,
+        num_warps=warps,
+    )  # fmt: skip
 
 
 def _launch_product(
