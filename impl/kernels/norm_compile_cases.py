@@ -10,6 +10,7 @@ import torch
 from jagbench.ahead_of_time import ARCHITECTURES, MATRIX_OPCODES, SHARED_LIMITS, CompileCase
 from jagbench.impl.kernels.hopper.norm_product_launch import (
     BLOCK_ROWS,
+    BUFFERS,
     COLUMNS,
     DEPTH,
     GROUPS,
@@ -178,7 +179,7 @@ def _hopper_product(
         },
         constexprs={
             "GROUPS": GROUPS, "STEPS": steps, "STAGES": stages_of(steps), "NORM": norm,
-            "HAS_BIAS": bias, "HAS_OFFSETS": offsets,
+            "HAS_BIAS": bias, "HAS_OFFSETS": offsets, "BUFFERS": BUFFERS,
         },
         aligned=("bias", "statistics", "offsets"),
         num_warps=4,

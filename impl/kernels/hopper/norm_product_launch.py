@@ -25,8 +25,10 @@ MOST_FEATURES = 512
 MAX_REGISTERS = 168
 _TYPES = (torch.float16, torch.bfloat16)
 _MOST_ROWS = 1 << 29
-# Tiles of x a warpgroup has room for, and the most it can use.
-_ROOM, _MOST_STAGES = 26, 8
+#: Buffers a warpgroup stores half a block from.
+BUFFERS = 1
+# Tiles of 8 KiB that shared memory has room for, and the most that a ring can use.
+_ROOM, _MOST_STAGES = 28, 8
 
 
 def norm_product_problem(x: Tensor, width: int) -> str | None:
@@ -53,7 +55,7 @@ def norm_product_problem(x: Tensor, width: int) -> str | None:
 
 def stages_of(steps: int) -> int:
     """Tiles of x in a warpgroup's ring, beside `steps` tiles of the weight twice their size."""
-    return min(_MOST_STAGES, (_ROOM - 2 * steps) // GROUPS)
+    return min(_MOST_STAGES, (_ROOM - 2 * steps) // GROUPS - BUFFERS)
 
 
 def launch_norm_product(
@@ -74,6 +76,7 @@ def launch_norm_product(
     offsets = statistics if call.offsets is None else call.offsets
     constants = (
         GROUPS, steps, stages_of(steps), call.norm, bias is not None, call.offsets is not None,
+        BUFFERS,
     )  # fmt: skip
     tiles = f"{BLOCK_ROWS}x{COLUMNS}x{DEPTH} weight resident, {stages_of(steps)} stages"
     note_used("hopper_norm_product", tiles)
