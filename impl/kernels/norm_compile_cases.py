@@ -8,10 +8,17 @@ from typing import Any
 import torch
 
 from jagbench.ahead_of_time import ARCHITECTURES, MATRIX_OPCODES, SHARED_LIMITS, CompileCase
+from jagbench.impl.kernels.hopper.norm_gradient_launch import (
+    INPUTS,
+    MAX_REGISTERS,
+    ROWS,
+    output_tile,
+)
 from jagbench.impl.kernels.norm_linear_launch import (
     NormKernel,
     NormTiles,
     fitting,
+    gradient_tiles,
     row_tile,
     table_tiles,
 )
@@ -24,8 +31,9 @@ _NO_PRODUCT: dict[int, str | None] = dict.fromkeys(ARCHITECTURES)
 _COUNTS = {"batch": "i32", "total": "i32", "tiles": "i32"}
 _MANY = 1 << 20
 # Bytes of stack a thread: whole rows are loaded while registers hold accumulators; masks of uneven
-# features take a few.
-_PARKED, _FEW = 256, 32
+# features take a few; so does all that is beside an accumulator of 128 registers.
+_PARKED, _SOME, _FEW = 256, 128, 32
+_LARGE, _SMALL = (90, 100), (80, 120)
 
 
 def _case(
@@ -135,7 +143,7 @@ def _weight_gradient(
 ) -> CompileCase:
     limit = min(SHARED_LIMITS[arch] for arch in architectures)
     found = table_tiles("norm_weight_gradient", _DTYPES[dtype])
-    tiles = fitting(found, features, width, _MANY, _DTYPES[dtype].itemsize, limit, 1)
+    tiles = gradient_tiles(found, _MANY, features, width, _DTYPES[dtype].itemsize, limit, 1)
     signature = {
         "x": f"*{dtype}", "d_out": f"*{dtype}", "partial": "*fp32", "sums": "*fp32",
         "statistics": "*fp32", "offsets": "*i32", "batch": "i32", "total": "i32", "run": "i32",
@@ -145,10 +153,43 @@ def _weight_gradient(
         "FEATURES": features, "WIDTH": width, "NORM": norm, "INPUTS": tiles.rows,
         "OUTPUTS": tiles.columns, "DEPTH": tiles.depth,
     }  # fmt: skip
+    tag = "-small_shared" if architectures == _SMALL else ""
     return _case(
-        f"norm_weight_gradient-{norm}-k{features}-n{width}", "norm_weight_gradient_kernel", dtype,
-        signature, constants, tiles, architectures=architectures, spill_limit=_FEW,
+        f"norm_weight_gradient-{norm}{tag}-k{features}-n{width}", "norm_weight_gradient_kernel",
+        dtype, signature, constants, tiles, architectures=architectures,
+        spill_limit=_FEW if tiles.num_warps > 4 else _SOME,
     )  # fmt: skip
+
+
+def _hopper_weight_gradient(
+    dtype: str, features: int, width: int, norm: str, offsets: str | None = "*i32"
+) -> CompileCase:
+    """Nothing is spilled: the accumulator, an operand and the next one fit."""
+    outputs, stages = output_tile(width)
+    signature = {
+        "x_desc": f"tensordesc<{dtype}[1, 1, {ROWS}, {INPUTS}]>",
+        "d_desc": f"tensordesc<{dtype}[1, 1, {ROWS}, {outputs}]>",
+        "partial": "*fp32", "sums": "*fp32", "statistics": "*fp32",
+        **({} if offsets is None else {"offsets": offsets}),
+        "batch": "i32", "total": "i32", "splits": "i32",
+    }  # fmt: skip
+    constants = {
+        **({"offsets": None} if offsets is None else {}), "FEATURES": features, "WIDTH": width,
+        "LAYER": norm == "layer", "OUTPUTS": outputs, "STAGES": stages,
+    }  # fmt: skip
+    tag = "dense" if offsets is None else offsets.removeprefix("*")
+    return CompileCase(
+        name=f"hopper_norm_gradient-{norm}-{tag}-k{features}-n{width}-{dtype}",
+        kernel="jagbench.impl.kernels.hopper.norm_gradient:norm_gradient_kernel",
+        signature=signature,
+        constexprs=constants,
+        aligned=("partial", "sums", "statistics"),
+        num_warps=4,
+        dtype=dtype,
+        architectures=(90,),
+        opcodes=("UTMALDG", "LDGSTS", "USETMAXREG"),
+        max_registers=MAX_REGISTERS,
+    )
 
 
 def _pffn(kernel: str, dtype: str, *tensors: str) -> CompileCase:
@@ -164,8 +205,6 @@ def _pffn(kernel: str, dtype: str, *tensors: str) -> CompileCase:
     )  # fmt: skip
     return replace(case, kernel=f"jagbench.impl.kernels.pffn_kernels:{kernel}")
 
-
-_LARGE, _SMALL = (90, 100), (80, 120)
 
 NORM_CASES: tuple[CompileCase, ...] = (
     _forward("bf16", 512, 512, "rms", "large", _LARGE),
@@ -191,10 +230,18 @@ NORM_CASES: tuple[CompileCase, ...] = (
     _rows_gradient("bf16", 1024, "rms"),
     _rows_gradient("bf16", 640, "layer"),
     _rows_gradient("fp32", 4096, "layer"),
-    _weight_gradient("bf16", 512, 512, "rms"),
-    _weight_gradient("fp16", 200, 96, "layer"),
-    _weight_gradient("bf16", 1024, 1024, "layer"),
+    _weight_gradient("bf16", 512, 512, "rms", _LARGE),
+    _weight_gradient("bf16", 512, 512, "rms", _SMALL),
+    _weight_gradient("fp16", 200, 96, "layer", _LARGE),
+    _weight_gradient("fp16", 200, 96, "layer", _SMALL),
+    _weight_gradient("bf16", 1024, 1024, "layer", _LARGE),
+    _weight_gradient("bf16", 1024, 1024, "layer", _SMALL),
     _weight_gradient("fp32", 512, 512, "rms"),
+    _hopper_weight_gradient("bf16", 512, 512, "rms"),
+    _hopper_weight_gradient("bf16", 512, 512, "layer"),
+    _hopper_weight_gradient("fp16", 1024, 1024, "layer", "*i64"),
+    _hopper_weight_gradient("fp16", 128, 384, "rms", None),
+    _hopper_weight_gradient("bf16", 1152, 128, "layer", None),
     _pffn("pffn_enter_kernel", "bf16", "q", "ln"),
     _pffn("pffn_leave_kernel", "bf16", "attended", "q", "out"),
     _pffn("pffn_inner_gradient_kernel", "bf16", "d_out", "attended", "q", "d_inner"),

@@ -71,8 +71,8 @@ class NormTiles:
 
 
 # 16-bit types. Columns of norm_input_gradient are the most features whose rows one program holds;
-# wider rows take the product and then a pass over rows. The gradients' are the best of a sweep on an
-# H200 of 262144 rows of 512 features; the others are not swept yet.
+# wider rows take the product and then a pass over rows. The gradients' come of a sweep on an H200
+# (262144 rows of 512 features); the others are not swept yet.
 _TABLE: dict[NormKernel, NormTiles] = {
     "norm_linear_rms": NormTiles(128, 256, 64, 8, 3),
     "norm_linear_layer": NormTiles(128, 128, 64, 8, 3),
@@ -169,6 +169,9 @@ def gradient_tiles(
 ) -> NormTiles:
     """`fitting` tiles for a weight's gradient, whose programs share the rows of a tile."""
     runs = _most_runs(tiles.depth, total, features, width)
+    if limit is not None and limit < _ROOM_FOR_256:
+        # Four warps have no registers for operands beside the accumulator.
+        tiles = replace(tiles, num_warps=max(tiles.num_warps, 8))
     return fitting(tiles, features, width, total, size, limit, triton.cdiv(enough, runs))
 
 
