@@ -14,7 +14,12 @@ from jagbench.accuracy import difference, judge
 from jagbench.execution import run
 from jagbench.impl import norm_linear, pin
 from jagbench.impl.kernels import norm_linear_launch
-from jagbench.impl.kernels.norm_linear_launch import NormTiles, fitting, pin_norm_tiles
+from jagbench.impl.kernels.norm_linear_launch import (
+    NormTiles,
+    fitting,
+    gradient_tiles,
+    pin_norm_tiles,
+)
 from jagbench.impl.kernels.tuning import take_used
 from jagbench.inputs import Inputs
 from jagbench.reference import OPERATORS
@@ -257,6 +262,17 @@ def test_tiles_are_read_as_they_are_written():
             NormTiles.parse(text)
     with pytest.raises(ValueError, match=r"'norm_everything'.*norm_product"):
         pin_norm_tiles({"norm_everything": "128x256x64 warps 8 stages 3"})
+
+
+@pytest.mark.parametrize(
+    ("total", "features", "width", "rows"),
+    [(1 << 18, 512, 512, 128), (1 << 18, 4096, 4096, 128), (1000, 512, 512, 64)],
+)
+def test_runs_of_rows_fill_a_device_that_tiles_of_a_gradient_do_not(total, features, width, rows):
+    """A weight gradient of 512 x 512 has 16 tiles, but thousands of steps to share."""
+    table = norm_linear_launch.table_tiles("norm_weight_gradient", torch.bfloat16)
+    found = gradient_tiles(table, total, features, width, 2, 227 << 10, 132)
+    assert (found.rows, found.columns) == (rows, 128)
 
 
 def test_tiles_fit_the_product_the_device_and_its_memory():

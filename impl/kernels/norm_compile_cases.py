@@ -8,19 +8,13 @@ from typing import Any
 import torch
 
 from jagbench.ahead_of_time import ARCHITECTURES, MATRIX_OPCODES, SHARED_LIMITS, CompileCase
-from jagbench.impl.kernels.hopper.norm_product_launch import (
-    BLOCK_ROWS,
-    BUFFERS,
-    COLUMNS,
-    DEPTH,
-    GROUPS,
-    MAX_REGISTERS,
-    stages_of,
-)
+from jagbench.impl.kernels.hopper import norm_gradient_launch as gradient
+from jagbench.impl.kernels.hopper import norm_product_launch as product
 from jagbench.impl.kernels.norm_linear_launch import (
     NormKernel,
     NormTiles,
     fitting,
+    gradient_tiles,
     row_tile,
     table_tiles,
 )
@@ -33,10 +27,11 @@ _NO_PRODUCT: dict[int, str | None] = dict.fromkeys(ARCHITECTURES)
 _COUNTS = {"batch": "i32", "total": "i32", "tiles": "i32"}
 _MANY = 1 << 20
 # Bytes of stack a thread: whole rows are loaded while registers hold accumulators; masks of uneven
-# features take a few.
-_PARKED, _FEW = 256, 32
+# features take a few; so does all that is beside an accumulator of 128 registers.
+_PARKED, _SOME, _FEW = 256, 128, 32
 # The same of a Hopper kernel's scalars, outside its loops.
 _SCALARS = 96
+_LARGE, _SMALL = (90, 100), (80, 120)
 
 
 def _case(
@@ -50,7 +45,7 @@ def _case(
 ) -> CompileCase:
     warps = {} if tiles is None else {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     strides = [n for n in signature if n.endswith(("_row", "w_out", "w_in"))]
-    product = tiles is not None and dtype != "fp32"
+    multiplies = tiles is not None and dtype != "fp32"
     return CompileCase(
         name=f"{name}-{dtype}",
         kernel=f"{_MODULE}:{kernel}",
@@ -58,7 +53,7 @@ def _case(
         constexprs=constants,
         aligned=(*(n for n, kind in signature.items() if kind[0] == "*"), *strides),
         dtype=dtype,
-        matrix_opcode=MATRIX_OPCODES if product else _NO_PRODUCT,
+        matrix_opcode=MATRIX_OPCODES if multiplies else _NO_PRODUCT,
         **{**warps, "may_spill": dtype == "fp32", **others},
     )
 
@@ -146,7 +141,7 @@ def _weight_gradient(
 ) -> CompileCase:
     limit = min(SHARED_LIMITS[arch] for arch in architectures)
     found = table_tiles("norm_weight_gradient", _DTYPES[dtype])
-    tiles = fitting(found, features, width, _MANY, _DTYPES[dtype].itemsize, limit, 1)
+    tiles = gradient_tiles(found, _MANY, features, width, _DTYPES[dtype].itemsize, limit, 1)
     signature = {
         "x": f"*{dtype}", "d_out": f"*{dtype}", "partial": "*fp32", "sums": "*fp32",
         "statistics": "*fp32", "offsets": "*i32", "batch": "i32", "total": "i32", "run": "i32",
@@ -156,9 +151,11 @@ def _weight_gradient(
         "FEATURES": features, "WIDTH": width, "NORM": norm, "INPUTS": tiles.rows,
         "OUTPUTS": tiles.columns, "DEPTH": tiles.depth,
     }  # fmt: skip
+    tag = "-small_shared" if architectures == _SMALL else ""
     return _case(
-        f"norm_weight_gradient-{norm}-k{features}-n{width}", "norm_weight_gradient_kernel", dtype,
-        signature, constants, tiles, architectures=architectures, spill_limit=_FEW,
+        f"norm_weight_gradient-{norm}{tag}-k{features}-n{width}", "norm_weight_gradient_kernel",
+        dtype, signature, constants, tiles, architectures=architectures,
+        spill_limit=_FEW if tiles.num_warps > 4 else _SOME,
     )  # fmt: skip
 
 
@@ -166,8 +163,11 @@ def _hopper_product(
     dtype: str, features: int, norm: str, bias: bool, offsets: bool = True
 ) -> CompileCase:
     """No product waits for registers; scalars of the bias may be parked."""
-    steps = -(-features // DEPTH)
-    x, w = (f"tensordesc<{dtype}[1, 1, {rows}, {DEPTH}]>" for rows in (BLOCK_ROWS, COLUMNS))
+    steps = -(-features // product.DEPTH)
+    x, w = (
+        f"tensordesc<{dtype}[1, 1, {rows}, {product.DEPTH}]>"
+        for rows in (product.BLOCK_ROWS, product.COLUMNS)
+    )
     tag = "bias" if bias else "plain"
     return CompileCase(
         name=f"hopper_norm_{norm}-{tag}-k{features}-{dtype}",
@@ -178,15 +178,16 @@ def _hopper_product(
             "features": "i32", "eps": "fp32",
         },
         constexprs={
-            "GROUPS": GROUPS, "STEPS": steps, "STAGES": stages_of(steps), "NORM": norm,
-            "HAS_BIAS": bias, "HAS_OFFSETS": offsets, "BUFFERS": BUFFERS,
+            "GROUPS": product.GROUPS, "STEPS": steps, "STAGES": product.stages_of(steps),
+            "NORM": norm,
+            "HAS_BIAS": bias, "HAS_OFFSETS": offsets, "BUFFERS": product.BUFFERS,
         },
         aligned=("bias", "statistics", "offsets"),
         num_warps=4,
         dtype=dtype,
         architectures=(90,),
         opcodes=("UTMALDG", "UTMASTG", "USETMAXREG"),
-        max_registers=MAX_REGISTERS,
+        max_registers=product.MAX_REGISTERS,
         spill_limit=_SCALARS if norm == "layer" else 0,
     )  # fmt: skip
 
@@ -204,6 +205,37 @@ def _statistics(dtype: str, features: int) -> CompileCase:
     )  # fmt: skip
 
 
+def _hopper_weight_gradient(
+    dtype: str, features: int, width: int, norm: str, offsets: str | None = "*i32"
+) -> CompileCase:
+    """Nothing is spilled: the accumulator, an operand and the next one fit."""
+    outputs, stages = gradient.output_tile(width)
+    signature = {
+        "x_desc": f"tensordesc<{dtype}[1, 1, {gradient.ROWS}, {gradient.INPUTS}]>",
+        "d_desc": f"tensordesc<{dtype}[1, 1, {gradient.ROWS}, {outputs}]>",
+        "partial": "*fp32", "sums": "*fp32", "statistics": "*fp32",
+        **({} if offsets is None else {"offsets": offsets}),
+        "batch": "i32", "total": "i32", "splits": "i32",
+    }  # fmt: skip
+    constants = {
+        **({"offsets": None} if offsets is None else {}), "FEATURES": features, "WIDTH": width,
+        "LAYER": norm == "layer", "OUTPUTS": outputs, "STAGES": stages,
+    }  # fmt: skip
+    tag = "dense" if offsets is None else offsets.removeprefix("*")
+    return CompileCase(
+        name=f"hopper_norm_gradient-{norm}-{tag}-k{features}-n{width}-{dtype}",
+        kernel="jagbench.impl.kernels.hopper.norm_gradient:norm_gradient_kernel",
+        signature=signature,
+        constexprs=constants,
+        aligned=("partial", "sums", "statistics"),
+        num_warps=4,
+        dtype=dtype,
+        architectures=(90,),
+        opcodes=("UTMALDG", "LDGSTS", "USETMAXREG"),
+        max_registers=gradient.MAX_REGISTERS,
+    )
+
+
 def _pffn(kernel: str, dtype: str, *tensors: str) -> CompileCase:
     """A kernel over rows of 4 heads of 128, about a GDPA."""
     rows, block, warps = pffn_tile(512)
@@ -217,8 +249,6 @@ def _pffn(kernel: str, dtype: str, *tensors: str) -> CompileCase:
     )  # fmt: skip
     return replace(case, kernel=f"jagbench.impl.kernels.pffn_kernels:{kernel}")
 
-
-_LARGE, _SMALL = (90, 100), (80, 120)
 
 NORM_CASES: tuple[CompileCase, ...] = (
     _forward("bf16", 512, 512, "rms", "large", _LARGE),
@@ -250,10 +280,18 @@ NORM_CASES: tuple[CompileCase, ...] = (
     _rows_gradient("bf16", 1024, "rms"),
     _rows_gradient("bf16", 640, "layer"),
     _rows_gradient("fp32", 4096, "layer"),
-    _weight_gradient("bf16", 512, 512, "rms"),
-    _weight_gradient("fp16", 200, 96, "layer"),
-    _weight_gradient("bf16", 1024, 1024, "layer"),
+    _weight_gradient("bf16", 512, 512, "rms", _LARGE),
+    _weight_gradient("bf16", 512, 512, "rms", _SMALL),
+    _weight_gradient("fp16", 200, 96, "layer", _LARGE),
+    _weight_gradient("fp16", 200, 96, "layer", _SMALL),
+    _weight_gradient("bf16", 1024, 1024, "layer", _LARGE),
+    _weight_gradient("bf16", 1024, 1024, "layer", _SMALL),
     _weight_gradient("fp32", 512, 512, "rms"),
+    _hopper_weight_gradient("bf16", 512, 512, "rms"),
+    _hopper_weight_gradient("bf16", 512, 512, "layer"),
+    _hopper_weight_gradient("fp16", 1024, 1024, "layer", "*i64"),
+    _hopper_weight_gradient("fp16", 128, 384, "rms", None),
+    _hopper_weight_gradient("bf16", 1152, 128, "layer", None),
     _pffn("pffn_enter_kernel", "bf16", "q", "ln"),
     _pffn("pffn_leave_kernel", "bf16", "attended", "q", "out"),
     _pffn("pffn_inner_gradient_kernel", "bf16", "d_out", "attended", "q", "d_inner"),

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from jagbench.impl.kernels.arguments import LARGEST_ROW_STRIDE
 from jagbench.impl.kernels.attention_launch import require_device
+from jagbench.impl.kernels.hopper import norm_gradient_launch
 from jagbench.impl.kernels.hopper.norm_product_launch import norm_product_problem
 from jagbench.impl.kernels.norm_linear_launch import (
     NormCall,
@@ -47,8 +48,9 @@ def norm_linear(
 
     norm: "rms" or "layer"; eps is added under the root. norm_weight, norm_bias: `[features]`, of
     x's dtype or float32; folded into the linear layer, the weight rounded once to x's dtype.
-    schedule: a tier. "hopper" has a forward, for what `hopper.norm_product_launch` lets through;
-    "auto" takes it where it can; gradients are portable.
+    schedule: a tier. "hopper" has a forward, for what `hopper.norm_product_launch` lets through,
+    and with it or "auto" the gradients of parameters are formed there where
+    `hopper.norm_gradient_launch` can; the gradient of x is portable. "auto" takes what there is.
 
     Returns out `[total, out_features]` in x's dtype. Outputs and gradients are bit-equal on
     repeats. Raises ValueError for malformed arguments, NotImplementedError for other dtypes, more
@@ -221,8 +223,15 @@ def _backward(
         if not any(needs[1:]):
             none = [weight.new_empty(0) for _ in range(4)]
             return dx, none[0], none[1], none[2], none[3]
-        product, sums = launch_weight_gradient(call, d_out, statistics)
+        product, sums = _weight_gradient(call, d_out, statistics)
     return (dx, *_parameter_gradients(product, sums, weight, bias, norm_weight, norm_bias, needs))
+
+
+def _weight_gradient(call: NormCall, d_out: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+    """d_out^T normalised(x), and the sum of d_out's rows, on the tier that takes the call."""
+    if not call.portable and norm_gradient_launch.why_not(call, d_out) is None:
+        return norm_gradient_launch.launch_weight_gradient(call, d_out, statistics)
+    return launch_weight_gradient(call, d_out, statistics)
 
 
 def _parameter_gradients(

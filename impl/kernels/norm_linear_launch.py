@@ -76,13 +76,14 @@ class NormTiles:
 
 
 # 16-bit types. Columns of norm_input_gradient are the most features whose rows one program holds;
-# wider rows take the product and then a pass over rows. Not swept yet.
+# wider rows take the product and then a pass over rows. The gradients' come of a sweep on an H200
+# (262144 rows of 512 features); the others are not swept yet.
 _TABLE: dict[NormKernel, NormTiles] = {
     "norm_linear_rms": NormTiles(128, 256, 64, 8, 3),
     "norm_linear_layer": NormTiles(128, 128, 64, 8, 3),
     "norm_product": NormTiles(128, 256, 64, 8, 3),
-    "norm_input_gradient": NormTiles(64, 512, 32, 8, 3),
-    "norm_weight_gradient": NormTiles(128, 128, 64, 8, 3),
+    "norm_input_gradient": NormTiles(64, 512, 32, 8, 4),
+    "norm_weight_gradient": NormTiles(128, 128, 64, 4, 3),
 }
 #: IEEE products run on the plain ALUs, unrolled: small tiles, or registers spill.
 _WIDE = NormTiles(64, 64, 16, 8, 2)
@@ -162,12 +163,39 @@ def fitting(
     return tiles
 
 
+def gradient_tiles(
+    tiles: NormTiles,
+    total: int,
+    features: int,
+    width: int,
+    size: int,
+    limit: int | None,
+    enough: int,
+) -> NormTiles:
+    """`fitting` tiles for a weight's gradient, whose programs share the rows of a tile."""
+    runs = _most_runs(tiles.depth, total, features, width)
+    if limit is not None and limit < _ROOM_FOR_256:
+        # Four warps have no registers for operands beside the accumulator.
+        tiles = replace(tiles, num_warps=max(tiles.num_warps, 8))
+    return fitting(tiles, features, width, total, size, limit, triton.cdiv(enough, runs))
+
+
+def _most_runs(depth: int, total: int, features: int, width: int) -> int:
+    """Runs into which rows may be dealt: none of too few steps, partial sums not too large."""
+    runs = min(triton.cdiv(total, _FEWEST_STEPS * depth), _MOST_PARTIAL // (width * features))
+    return max(1, runs)
+
+
 def _fitted(kernel: NormKernel, like: Tensor, rows: int, columns: int, depth: int) -> NormTiles:
     limit = None if INTERPRET.value else shared_memory(like.device.index or 0)
     tiles = norm_tiles(kernel, like)
     enough = 1 if INTERPRET.value or kernel in _pinned else multiprocessors(like)
-    whole = kernel == "norm_input_gradient"
-    found = fitting(tiles, rows, columns, depth, like.element_size(), limit, enough, whole)
+    size = like.element_size()
+    if kernel == "norm_weight_gradient":
+        found = gradient_tiles(tiles, depth, rows, columns, size, limit, enough)
+    else:
+        whole = kernel == "norm_input_gradient"
+        found = fitting(tiles, rows, columns, depth, size, limit, enough, whole)
     note_used(kernel, str(found))
     return found
 
@@ -337,8 +365,7 @@ def launch_weight_gradient(
     tiles = _fitted("norm_weight_gradient", x, features, width, total)
     across = triton.cdiv(width, tiles.columns) * triton.cdiv(features, tiles.rows)
     splits = max(1, _WAVES * multiprocessors(x) // across)
-    splits = min(splits, triton.cdiv(total, _FEWEST_STEPS * tiles.depth))
-    splits = max(1, min(splits, _MOST_PARTIAL // (width * features)))
+    splits = min(splits, _most_runs(tiles.depth, total, features, width))
     run = triton.cdiv(triton.cdiv(total, splits), tiles.depth) * tiles.depth
     splits = triton.cdiv(total, run) if run else 0
     partial = torch.empty((splits, width, features), dtype=torch.float32, device=x.device)
