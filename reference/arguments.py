@@ -232,3 +232,17 @@ def drop(x: Tensor, used: Tensor) -> Tensor:
     A NaN there would otherwise spread, because 0 times NaN is NaN.
     """
     return torch.where(used[:, None, None], x, 0.0)
+
+
+def no_rows(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, dense: bool = False
+) -> Tensor:
+    """Output of no sequence, `[0, heads, dv]` or, of a dense query, `[0, rows, heads, dv]`.
+
+    It is tied to every argument in the graph: an empty batch has gradients too.
+    """
+    out = q[:, :, :1].expand(-1, -1, v.shape[-1])
+    out = out[None, :][:0] if dense else out[:0]
+    for x in (k, v, bias):
+        out = out if x is None else out + x[:0].sum().to(out.dtype)
+    return out

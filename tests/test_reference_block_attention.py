@@ -228,6 +228,15 @@ def test_an_empty_batch_gives_empty_output_and_zero_gradients(table):
     assert (found["grad q"] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("table", TABLES)
+def test_an_empty_batch_has_a_gradient_of_each_tensor_alone(name, table):
+    inputs = call_of(Case((), padding=2, table=table))
+    value = inputs.arguments[name].zero_().requires_grad_()
+    (gradient,) = torch.autograd.grad(inputs.call(block_attention).sum(), value)
+    assert torch.equal(gradient, torch.zeros_like(value))
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_rows_past_the_last_offset_are_zero_and_never_read(table):
     inputs = call_of(Case((6, 3), padding=2, table=table))
