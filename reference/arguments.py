@@ -140,8 +140,18 @@ class Mask:
 def _check_mask(align: str, window: Window | None) -> None:
     if align not in get_args(Align):
         raise ValueError(f"align must be one of {get_args(Align)}, got {align!r}")
-    if window is not None and (not isinstance(window, Sequence) or len(window) != 2):
+    if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
         raise ValueError(f"window must be (left, right), got {window!r}")
+
+
+def check_eps(eps: float) -> None:
+    """Refuse what is no number of at least 0; what a norm adds under its root."""
+    try:
+        fits = bool(eps >= 0)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"eps must be at least 0, got {eps!r}")
 
 
 def check_block_size(block_size: int) -> None:

@@ -294,6 +294,8 @@ GOOD = {
 BAD = {
     "block size": ({"block_size": 0}, "at least 1, got 0"),
     "block size type": ({"block_size": 64.0}, "got 64.0"),
+    "qk norm": ({"qk_norm_eps": -1}, "eps must be at least 0, got -1"),
+    "qk norm of a word": ({"qk_norm_eps": "small"}, "eps must be at least 0, got 'small'"),
     "fewer keys": ({"k": torch.ones(5, 2, 8), "v": torch.ones(5, 2, 6)}, "6 rows and k has 5"),
     "fewer values": ({"v": torch.ones(5, 2, 6)}, "k and v differ"),
     "heads": ({"q": torch.ones(6, 3, 8)}, "2 kv_heads do not divide 3 heads"),
