@@ -35,19 +35,30 @@ Window = tuple[int | None, int | None]
 def visible_range(causal: bool, window: Window | None) -> tuple[int | None, int | None]:
     """`(left, right)` bounds of the visible keys about a query; None is unbounded."""
     left, right = window if window is not None else (None, None)
-    for name, side in (("left", left), ("right", right)):
-        if side is not None and side < 0:
-            raise ValueError(f"window {name} must be at least 0 or None, got {side}")
+    check_window_sides(left, right)
     if causal:
         right = 0
     return left, right
 
 
+def check_window_sides(left: object, right: object) -> None:
+    """Refuse a side that is neither None nor a number of tokens."""
+    for name, side in (("left", left), ("right", right)):
+        if side is not None and not _is_count(side):
+            raise ValueError(
+                f"window {name} must be a whole number of at least 0 or None, got {side!r}"
+            )
+
+
 def check_beyond_the_window(prefix: int, last_full: int) -> None:
     """Refuse what is no number of tokens."""
     for name, count in (("prefix", prefix), ("last_full", last_full)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if not _is_count(count):
             raise ValueError(f"{name} must be a whole number of at least 0, got {count!r}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def visible_pairs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from jagbench import result
 from jagbench.implementation import Implementation
@@ -48,16 +49,19 @@ def work(inputs: Inputs, region: result.Region) -> result.Work:
 
     Bytes of a backward: every argument that it needs and the upstream gradient read, every gradient
     written; of both passes together: arguments and upstream read once, output and gradients written
-    once. Tokens: rows of the longest jagged or dense argument.
+    once. Rows past the last offset count nowhere; a rotary table by position counts whole. Tokens:
+    rows of the longest jagged or dense argument.
     """
     operator = inputs.operator
     forward = operator.flops(inputs)
     moved = operator.bytes_moved(inputs)
     tensors = inputs.tensors()
-    gradients = sum(tensors[name].nbytes for name in operator.differentiable if name in tensors)
-    upstream = inputs.upstream.nbytes if inputs.upstream is not None else 0
-    needed = (t for n, t in tensors.items() if n not in operator.unread_in_backward)
-    arguments = sum(tensor.nbytes for tensor in needed)
+    used = {n: _used_bytes(inputs, t, inputs.layout_of(n)) for n, t in tensors.items()}
+    gradients = sum(used[name] for name in operator.differentiable if name in used)
+    upstream = 0
+    if inputs.upstream is not None:
+        upstream = _used_bytes(inputs, inputs.upstream, operator.output_layout["out"])
+    arguments = sum(size for n, size in used.items() if n not in operator.unread_in_backward)
     factors = {"forward": (1.0, 1.0)}
     backward = operator.backward_flops_ratio, operator.model_backward_flops_ratio
     factors["backward"] = backward
@@ -77,3 +81,11 @@ def work(inputs: Inputs, region: result.Region) -> result.Work:
         sequences=inputs.num_sequences,
         tokens=tokens,
     )
+
+
+def _used_bytes(inputs: Inputs, tensor: Tensor, layout: str) -> int:
+    """Bytes of a tensor's rows up to the last offset of its layout; of all where it has none."""
+    packs = layout in inputs.operator.offsets_arguments
+    offsets = inputs.offsets(layout) if packs else None
+    rows = tensor.shape[0] if offsets is None else int(offsets[-1])
+    return rows * tensor[:1].numel() * tensor.element_size()

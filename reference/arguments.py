@@ -140,8 +140,18 @@ class Mask:
 def _check_mask(align: str, window: Window | None) -> None:
     if align not in get_args(Align):
         raise ValueError(f"align must be one of {get_args(Align)}, got {align!r}")
-    if window is not None and (not isinstance(window, Sequence) or len(window) != 2):
+    if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
         raise ValueError(f"window must be (left, right), got {window!r}")
+
+
+def check_eps(eps: float) -> None:
+    """Refuse what is no number of at least 0; what a norm adds under its root."""
+    try:
+        fits = bool(eps >= 0)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"eps must be at least 0, got {eps!r}")
 
 
 def check_block_size(block_size: int) -> None:
@@ -232,3 +242,17 @@ def drop(x: Tensor, used: Tensor) -> Tensor:
     A NaN there would otherwise spread, because 0 times NaN is NaN.
     """
     return torch.where(used[:, None, None], x, 0.0)
+
+
+def no_rows(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, dense: bool = False
+) -> Tensor:
+    """Output of no sequence, `[0, heads, dv]` or, of a dense query, `[0, rows, heads, dv]`.
+
+    It is tied to every argument in the graph: an empty batch has gradients too.
+    """
+    out = q[:, :, :1].expand(-1, -1, v.shape[-1])
+    out = out[None, :][:0] if dense else out[:0]
+    for x in (k, v, bias):
+        out = out if x is None else out + x[:0].sum().to(out.dtype)
+    return out

@@ -103,8 +103,7 @@ def _over_sequences(
         q, k = (rotated(x, offsets, table) for x in (q, k))
         v = rotated(v, offsets, table) if rotate_values else v
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    # Nothing, but tied to q in the graph: an empty batch has gradients too.
-    outs = [q[:0, :, :1].expand(-1, -1, v.shape[-1])]
+    outs = [arguments.no_rows(q, k, v)]
     for sequence in zip(*(torch.split(x[:total], lengths) for x in (q, k, v)), strict=True):
         for queries, keys, values in zip(*(x.split(block_size) for x in sequence), strict=True):
             outs.append(_attend(queries, keys, values, scale, constant_normaliser))

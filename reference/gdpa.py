@@ -65,9 +65,7 @@ def gdpa(
     queries = [q] * len(k_lengths) if dense else torch.split(q[:total_q], q_lengths)
     keys, values = torch.split(k[:total_k], k_lengths), torch.split(v[:total_k], k_lengths)
 
-    # Nothing, but tied to q in the graph: an empty batch has gradients too.
-    nothing = q[:, :, :1].expand(-1, -1, v.shape[-1])
-    outs = [nothing[None, :][:0] if dense else nothing[:0]]
+    outs = [arguments.no_rows(q, k, v, dense=dense)]
     for i, (m, n) in enumerate(zip(q_lengths, k_lengths, strict=True)):
         seen = arguments.visible(m, n, mask, q.device)
         out = _attend(queries[i], keys[i], values[i], seen, names, pre_scale) * post_scale

@@ -121,13 +121,12 @@ def _over_sequences(
     dense = q_offsets is None
     queries = [q] * len(k_lengths) if dense else torch.split(q[:total_q], q_lengths)
     keys, values = torch.split(k[:total_k], k_lengths), torch.split(v[:total_k], k_lengths)
+    rows = None if bias is None else arguments.dense_bias(bias, q, sum(pairs))
     biases: Sequence[Tensor | None] = [None] * len(pairs)
-    if bias is not None:
-        biases = torch.split(arguments.dense_bias(bias, q, sum(pairs)), pairs)
+    if rows is not None:
+        biases = torch.split(rows, pairs)
 
-    # Nothing, but tied to q in the graph: an empty batch has gradients too.
-    nothing = q[:, :, :1].expand(-1, -1, v.shape[-1])
-    outs = [nothing[None, :][:0] if dense else nothing[:0]]
+    outs = [arguments.no_rows(q, k, v, rows, dense=dense)]
     lses = [outs[0][..., 0].to(_wide(q.dtype))]
     for i, (m, n) in enumerate(zip(q_lengths, k_lengths, strict=True)):
         seen = arguments.visible(m, n, mask, q.device)

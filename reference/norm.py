@@ -68,8 +68,7 @@ def _check(x: Tensor, parameters: Mapping[str, Tensor | None], eps: float) -> No
         raise ValueError(f"x must be a tensor [..., features >= 1], got {shape}")
     if x.dtype not in arguments.DTYPES:
         raise ValueError(f"x must have one of the dtypes {arguments.DTYPES}, got {x.dtype}")
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
+    arguments.check_eps(eps)
     for name, value in parameters.items():
         if value is None:
             continue

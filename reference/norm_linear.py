@@ -99,8 +99,7 @@ def _check(
     """Rows that are no padding; ValueError for arguments that do not fit."""
     if norm not in get_args(Norm):
         raise ValueError(f"norm must be one of {get_args(Norm)}, got {norm!r}")
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
+    arguments.check_eps(eps)
     for name, matrix in (("x", x), ("weight", weight)):
         if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[1] < 1:
             shape = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
@@ -110,7 +109,10 @@ def _check(
     if weight.shape[0] < 1 or weight.shape[1] != x.shape[1]:
         raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
     if norm == "rms" and norm_bias is not None:
-        raise ValueError(f"RMSNorm has no norm_bias, got one of {tuple(norm_bias.shape)}")
+        found = (
+            tuple(norm_bias.shape) if isinstance(norm_bias, Tensor) else type(norm_bias).__name__
+        )
+        raise ValueError(f"RMSNorm has no norm_bias, got one of {found}")
     wide = (x.dtype, torch.float32)
     _check_like(x, "weight", weight, weight.shape, (x.dtype,))
     _check_like(x, "bias", bias, weight.shape[:1], (x.dtype,))

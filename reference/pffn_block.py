@@ -93,8 +93,7 @@ def uncancelled(
 def _entered(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, eps: float) -> tuple[Tensor, int]:
     """LayerNorm of every row before the last offset (0 behind it), and their number."""
     arguments.check_values(q, k, v)
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
+    arguments.check_eps(eps)
     if q.shape[2] != v.shape[2]:
         raise ValueError(f"q has head_dim {q.shape[2]} and v has {v.shape[2]}: both are added")
     if q_offsets is None:

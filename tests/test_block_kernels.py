@@ -15,7 +15,7 @@ from jagbench.ahead_of_time import DEFAULT_CASES, compiler
 from jagbench.execution import run
 from jagbench.impl import block_attention, rotary
 from jagbench.impl.kernels.block_attention_launch import fitting_tiles
-from jagbench.impl.kernels.tuning import TileConfig
+from jagbench.impl.kernels.tuning import Schedule, TileConfig
 from jagbench.inputs import Inputs
 from jagbench.reference import OPERATORS
 from jagbench.reference.rotary import angle_table, position_table
@@ -154,6 +154,31 @@ def test_a_table_that_wants_a_gradient_is_refused(inputs):
         learnt.call(FUNCTIONS[inputs.operator.name])
     with torch.no_grad():
         learnt.call(FUNCTIONS[inputs.operator.name])
+
+
+def test_an_eps_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="qk_norm_eps must be at least 0 or None, got 'small'"):
+        block_attention(**example().arguments, qk_norm_eps="small")
+
+
+def test_rotate_values_is_taken_for_its_truth_as_the_reference_takes_it():
+    inputs = example()
+    for given in (None, 0, 1, "no"):
+        changed = inputs.with_options(rotate_values=given)
+        wanted = inputs.with_options(rotate_values=bool(given)).call(block_attention)
+        assert torch.equal(changed.call(block_attention), wanted)
+
+
+def test_a_schedule_of_more_than_a_tier_is_refused():
+    inputs = example()
+    for plan in (
+        Schedule("v1"),
+        Schedule(backward="atomic"),
+        Schedule(forward=TileConfig(64, 64, 4, 1)),
+    ):
+        with pytest.raises(NotImplementedError, match=r"block_attention: .* a tier alone"):
+            block_attention(**inputs.arguments, schedule=plan)
+    block_attention(**inputs.arguments, schedule=Schedule(tier="portable"))
 
 
 def test_the_hopper_tier_is_refused():

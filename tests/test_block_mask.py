@@ -52,6 +52,41 @@ def test_offsets_changed_in_place_are_cut_again() -> None:
     assert block_offsets(offsets, 70, 64).tolist()[:3] == [0, 4, 68]
 
 
+@pytest.mark.parametrize(
+    ("offsets", "words"),
+    [([0, 4, 3], "entry 1 is 4 and entry 2 is 3"), ([1, 3], "start at 0, got 1"),
+     ([0, 7], "end at 7, but there are 6 rows")],
+)  # fmt: skip
+def test_malformed_offsets_are_refused_and_not_cut_into_others(
+    offsets: list[int], words: str
+) -> None:
+    x = torch.zeros(6, 1, 16, device=DEVICE)
+    with pytest.raises(ValueError, match=f"block_attention by mask: offsets .*{words}"):
+        masked_block_attention(x, x, x, torch.tensor(offsets, device=DEVICE))
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    x, offsets = torch.zeros(6, 1, 16, device=DEVICE), torch.tensor([0, 6], device=DEVICE)
+    for given in ((3, x, x), (x, 3, x), (x, x, 3)):
+        with pytest.raises(ValueError, match="must be a tensor, got int"):
+            masked_block_attention(*given, offsets)  # type: ignore[arg-type]
+
+
+def test_qk_norm_is_said_to_be_unsupported() -> None:
+    x, offsets = torch.zeros(6, 1, 16, device=DEVICE), torch.tensor([0, 6], device=DEVICE)
+    with pytest.raises(NotImplementedError, match="QK-norm"):
+        masked_block_attention(x, x, x, offsets, qk_norm_eps=1e-6)
+
+
+def test_it_compiles_whole_and_has_shapes_without_values() -> None:
+    x, offsets = torch.randn(150, 2, 16, device=DEVICE), torch.tensor([0, 3, 140], device=DEVICE)
+    compiled = torch.compile(masked_block_attention, backend="aot_eager", fullgraph=True)
+    wanted = masked_block_attention(x, x, x, offsets)
+    assert torch.equal(compiled(x, x, x, offsets), wanted)
+    given = (t.to("meta") for t in (x, x, x, offsets))
+    assert masked_block_attention(*given).shape == wanted.shape
+
+
 def test_blocks_of_no_rows_are_refused() -> None:
     x = torch.zeros(3, 1, 16, device=DEVICE)
     with pytest.raises(ValueError, match="got 0"):

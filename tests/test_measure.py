@@ -385,6 +385,24 @@ def test_a_linear_operator_does_not_read_its_argument_again_in_the_backward():
     assert backward.tokens == inputs.tensors()["x"].shape[0] == 113
 
 
+@pytest.mark.parametrize("region", ["backward", "forward_backward"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rotary-padding-past-the-last-offset",
+        "block_attention-padding-past-the-last-offset-rotary",
+        "norm_linear-layer-padding-past-the-last-offset",
+        "pffn_block-padding-past-the-last-offset-silu",
+        "jagged_attention-padding-past-the-last-offset",
+    ],
+)
+def test_rows_past_the_last_offset_count_in_no_region(name, region):
+    padded = workloads.CATALOGUE[name].inputs(CPU, torch.float32)
+    packed = padded.select(range(padded.num_sequences))
+    assert padded.upstream.shape[0] > packed.upstream.shape[0]
+    assert work(padded, region).bytes_moved == work(packed, region).bytes_moved
+
+
 def measure_regions():
     return "forward", "backward", "forward_backward"
 

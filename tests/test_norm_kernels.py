@@ -20,7 +20,7 @@ from jagbench.impl.kernels.norm_linear_launch import (
     gradient_tiles,
     pin_norm_tiles,
 )
-from jagbench.impl.kernels.tuning import take_used
+from jagbench.impl.kernels.tuning import Schedule, TileConfig, take_used
 from jagbench.inputs import Inputs
 from jagbench.reference import OPERATORS
 
@@ -252,6 +252,28 @@ def test_what_no_kernel_does_is_said_to_be_unsupported(change, words):
     offsets = torch.tensor([0, 3], device=DEVICE)
     with pytest.raises(NotImplementedError, match=words):
         norm_linear(**change({**t, "offsets": offsets}), norm="rms", eps=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"eps": None}, "eps must be at least 0, got None"),
+        ({"eps": "small"}, "eps must be at least 0, got 'small'"),
+        ({"norm_bias": 3}, "no norm_bias, got one of int"),
+    ],
+)
+def test_what_is_no_number_or_no_tensor_is_refused(change, words):
+    t = {**example(affine=False).arguments, "norm": "rms", "eps": 1e-6}
+    with pytest.raises(ValueError, match=f"norm_linear: .*{words}"):
+        norm_linear(**{**t, **change})
+
+
+def test_a_schedule_of_more_than_a_tier_is_refused():
+    t = example(affine=False).arguments
+    for plan in (Schedule("v1"), Schedule(forward=TileConfig(64, 64, 4, 1))):
+        with pytest.raises(NotImplementedError, match=r"norm_linear: .* a tier alone"):
+            norm_linear(**t, norm="rms", eps=1e-6, schedule=plan)
+    norm_linear(**t, norm="rms", eps=1e-6, schedule=Schedule(tier="portable"))
 
 
 def test_tiles_are_read_as_they_are_written():

@@ -112,8 +112,17 @@ def test_causal_closes_the_right_side():
     assert visible_range(True, None) == (None, 0)
 
 
-@pytest.mark.parametrize(("window", "message"), [((-1, 0), "left .* -1"), ((0, -2), "right .* -2")])
-def test_a_negative_window_is_refused_with_its_number(window, message):
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        ((-1, 0), "left .* -1"),
+        ((0, -2), "right .* -2"),
+        ((0.5, 0), "left .* 0.5"),
+        ((None, True), "right .* True"),
+        (("1", None), "left .* '1'"),
+    ],
+)
+def test_a_window_of_no_whole_numbers_is_refused_with_its_side(window, message):
     with pytest.raises(ValueError, match=message):
         visible_range(False, window)
 

@@ -82,11 +82,13 @@ def test_arguments_that_do_not_fit_are_refused_with_their_numbers():
         for change, words in (
             ({"v": inputs.tensors()["v"][..., :8]}, r"head_dim 16 .* 8"),
             ({"q_offsets": None}, r"\(29, 3, 16\) needs q_offsets"),
+            ({"q_offsets": None, "q": None}, "q must be a tensor.* got NoneType"),
         ):
             with pytest.raises(ValueError, match=words):
                 inputs.replace(**change).call(function)
-        with pytest.raises(ValueError, match="eps must be at least 0, got -1"):
-            inputs.with_options(eps=-1).call(function)
+        for eps in (-1, None, "small"):
+            with pytest.raises(ValueError, match=f"eps must be at least 0, got {eps!r}"):
+                inputs.with_options(eps=eps).call(function)
 
 
 def test_a_recipe_that_cannot_be_is_refused():

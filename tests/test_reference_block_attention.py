@@ -228,6 +228,15 @@ def test_an_empty_batch_gives_empty_output_and_zero_gradients(table):
     assert (found["grad q"] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("table", TABLES)
+def test_an_empty_batch_has_a_gradient_of_each_tensor_alone(name, table):
+    inputs = call_of(Case((), padding=2, table=table))
+    value = inputs.arguments[name].zero_().requires_grad_()
+    (gradient,) = torch.autograd.grad(inputs.call(block_attention).sum(), value)
+    assert torch.equal(gradient, torch.zeros_like(value))
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_rows_past_the_last_offset_are_zero_and_never_read(table):
     inputs = call_of(Case((6, 3), padding=2, table=table))
@@ -285,6 +294,8 @@ GOOD = {
 BAD = {
     "block size": ({"block_size": 0}, "at least 1, got 0"),
     "block size type": ({"block_size": 64.0}, "got 64.0"),
+    "qk norm": ({"qk_norm_eps": -1}, "eps must be at least 0, got -1"),
+    "qk norm of a word": ({"qk_norm_eps": "small"}, "eps must be at least 0, got 'small'"),
     "fewer keys": ({"k": torch.ones(5, 2, 8), "v": torch.ones(5, 2, 6)}, "6 rows and k has 5"),
     "fewer values": ({"v": torch.ones(5, 2, 6)}, "k and v differ"),
     "heads": ({"q": torch.ones(6, 3, 8)}, "2 kv_heads do not divide 3 heads"),

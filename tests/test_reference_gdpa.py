@@ -148,6 +148,14 @@ def test_an_empty_batch_gives_empty_output_and_zero_gradients(dense):
     assert (found["grad q"] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_an_empty_batch_has_a_gradient_of_each_tensor_alone(name):
+    inputs = call_of(Case([], [], padding=(2, 2)), "gdpa", activation="gelu")
+    value = inputs.arguments[name].zero_().requires_grad_()
+    (gradient,) = torch.autograd.grad(inputs.call(gdpa).sum(), value)
+    assert torch.equal(gradient, torch.zeros_like(value))
+
+
 def test_rows_past_the_last_offset_are_zero_and_never_read():
     inputs = call_of(Case([14, 3], [14, 3], padding=(2, 1)), "gdpa", activation="gelu")
     for value in run(gdpa, inputs, backward=True).values():

@@ -158,6 +158,16 @@ def test_an_empty_batch_gives_empty_outputs_and_zero_gradients(dense):
     assert (found["grad q"] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_an_empty_batch_has_a_gradient_of_each_tensor_alone(name, dense):
+    case = Case(None if dense else [], [], padding=(0 if dense else 2, 2), bias="dense")
+    inputs = call_of(case, "jagged_attention")
+    value = inputs.arguments[name].zero_().requires_grad_()
+    (gradient,) = torch.autograd.grad(inputs.call(jagged_attention).sum(), value)
+    assert torch.equal(gradient, torch.zeros_like(value))
+
+
 def test_a_sequence_without_keys_gives_zero_output_and_infinite_lse():
     inputs = call_of(Case([0, 5], [7, 0], qk_dim=8), "jagged_attention", return_lse=True)
     found = run(jagged_attention, inputs, backward=True)

@@ -143,6 +143,7 @@ BAD = {
     "no features": ({"x": torch.ones(2, 0)}, r"\(2, 0\)"),
     "no tensor": ({"x": [1.0]}, "list"),
     "eps": ({"eps": -1e-6}, "at least 0, got -1e-06"),
+    "eps of a word": ({"eps": "1e-6"}, "at least 0, got '1e-6'"),
     "weight shape": ({"weight": torch.ones(5)}, r"\[4\], got \(5,\)"),
     "weight dtype": ({"weight": torch.ones(4).double()}, "float64"),
     "weight device": ({"weight": torch.ones(4, device="meta")}, "meta"),

@@ -140,6 +140,8 @@ def test_bytes_are_every_argument_and_the_output_once_without_padding():
         ({}, {"norm": "batch"}, "norm must be one of .*, got 'batch'"),
         ({}, {"eps": -1.0}, "eps must be at least 0, got -1.0"),
         ({}, {"eps": float("nan")}, "eps must be at least 0, got nan"),
+        ({}, {"eps": None}, "eps must be at least 0, got None"),
+        ({"norm_bias": 3}, {}, "no norm_bias, got one of int"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_with_their_numbers(changes, options, words):

@@ -266,3 +266,10 @@ def test_torch_counts_the_pairs_beyond_the_window(operator: str, mask: str) -> N
 def test_what_is_no_number_of_tokens_is_refused(operator: str, option: str) -> None:
     with pytest.raises(ValueError, match=f"{operator}: {option} must be .* got -4"):
         example(operator, **{option: -4}).call(FUNCTIONS[operator])
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+@pytest.mark.parametrize("side", [1.5, True, "1", float("inf")])
+def test_a_window_side_that_is_no_number_of_tokens_is_refused(operator: str, side: object) -> None:
+    with pytest.raises(ValueError, match=f"{operator}: window right must be .* got {side!r}"):
+        example(operator, window=(2, side)).call(FUNCTIONS[operator])

@@ -11,6 +11,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from jagbench.pairs import check_window_sides
+
 #: Largest row stride, in elements, whose offsets inside a tile of 256 rows still fit 32 bits.
 LARGEST_ROW_STRIDE = 1 << 23
 
@@ -234,9 +236,10 @@ def window_bounds(operator: str, causal: bool, window: object) -> tuple[int, int
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise ValueError(f"{operator}: window must be (left, right), got {window!r}")
         left, right = window
-    for name, side in (("left", left), ("right", right)):
-        if side is not None and side < 0:
-            raise ValueError(f"{operator}: window {name} must be at least 0 or None, got {side}")
+    try:
+        check_window_sides(left, right)
+    except ValueError as problem:
+        raise ValueError(f"{operator}: {problem}") from None
     if causal:
         right = 0
     # A bound past int32 sees everything; clipped so that position arithmetic cannot wrap.
@@ -245,6 +248,14 @@ def window_bounds(operator: str, causal: bool, window: object) -> tuple[int, int
         -1 if left is None or left >= clip else left,
         -1 if right is None or right >= clip else right,
     )
+
+
+def is_eps(value: object) -> bool:
+    """Whether a value is a number of at least 0, which what a norm adds under its root must be."""
+    try:
+        return bool(value >= 0)  # type: ignore[operator]
+    except TypeError:
+        return False
 
 
 def check_align(operator: str, align: str) -> bool:

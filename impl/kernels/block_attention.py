@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from jagbench.impl.kernels.arguments import empty_output
+from jagbench.impl.kernels.arguments import empty_output, is_eps
 from jagbench.impl.kernels.attention_launch import Needs, require_device
 from jagbench.impl.kernels.block_attention_launch import (
     LARGEST_BLOCK,
@@ -23,7 +23,7 @@ from jagbench.impl.kernels.packed_arguments import (
     packed_arguments,
     table_argument,
 )
-from jagbench.impl.kernels.tuning import Schedule, Tier, as_schedule
+from jagbench.impl.kernels.tuning import Schedule, Tier, as_tier
 from jagbench.pairs import attention_flops
 from jagbench.rotary import TokenTable
 
@@ -63,8 +63,8 @@ def block_attention(
     Raises ValueError for malformed arguments, NotImplementedError for larger blocks, other dtypes,
     a gradient of the table, and the Hopper tier. Source: PyTorch blog "TLX Block Attention", 2026.
     """
-    plan = as_schedule(NAME, schedule)
-    if plan.tier == "hopper":
+    tier = as_tier(NAME, schedule)
+    if tier == "hopper":
         raise NotImplementedError(
             f"{NAME}: there is no Hopper kernel of the forward, only portable"
         )
@@ -74,16 +74,16 @@ def block_attention(
         raise NotImplementedError(
             f"{NAME}: blocks are kept on chip whole; at most {LARGEST_BLOCK} rows, got {block_size}"
         )
-    if qk_norm_eps is not None and not qk_norm_eps >= 0:
-        raise ValueError(f"{NAME}: qk_norm_eps must be at least 0 or None, got {qk_norm_eps}")
+    if qk_norm_eps is not None and not is_eps(qk_norm_eps):
+        raise ValueError(f"{NAME}: qk_norm_eps must be at least 0 or None, got {qk_norm_eps!r}")
     q, k, v, offsets = packed_arguments(NAME, q, k, v, offsets)
     table, by_token = None, False
     if rotary is not None:
         table, by_token = table_argument(NAME, "rotary", rotary, q, *([v] if rotate_values else []))
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else float(scale)
     out: Tensor = _differentiable_op(
-        q, k, v, offsets, table, by_token, block_size, scale, rotate_values,
-        plan.backward_tier == "portable",
+        q, k, v, offsets, table, by_token, block_size, scale, bool(rotate_values),
+        tier == "portable",
         None if qk_norm_eps is None else float(qk_norm_eps),
     )  # fmt: skip
     return out

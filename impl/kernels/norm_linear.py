@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from jagbench.impl.kernels.arguments import LARGEST_ROW_STRIDE
+from jagbench.impl.kernels.arguments import LARGEST_ROW_STRIDE, is_eps
 from jagbench.impl.kernels.attention_launch import require_device
 from jagbench.impl.kernels.hopper import norm_gradient_launch
 from jagbench.impl.kernels.hopper.norm_product_launch import norm_product_problem
@@ -20,7 +20,7 @@ from jagbench.impl.kernels.norm_linear_launch import (
 )
 from jagbench.impl.kernels.operators import define, differentiable
 from jagbench.impl.kernels.packed_arguments import check_packed_offsets, check_values_of_offsets
-from jagbench.impl.kernels.tuning import Schedule, Tier, as_schedule
+from jagbench.impl.kernels.tuning import Schedule, Tier, as_tier
 
 NAME = "norm_linear"
 _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -56,11 +56,11 @@ def norm_linear(
     repeats. Raises ValueError for malformed arguments, NotImplementedError for other dtypes, more
     than 16,384 features, and a call that the Hopper tier is asked for and does not take.
     """
-    tier = as_schedule(NAME, schedule).tier
+    tier = as_tier(NAME, schedule)
     if norm not in ("rms", "layer"):
         raise ValueError(f"{NAME}: norm must be 'rms' or 'layer', got {norm!r}")
-    if not eps >= 0:
-        raise ValueError(f"{NAME}: eps must be at least 0, got {eps}")
+    if not is_eps(eps):
+        raise ValueError(f"{NAME}: eps must be at least 0, got {eps!r}")
     x, weight, bias = _in_autocast_dtype(x, weight, bias)
     _check(x, weight, offsets, norm, bias, norm_weight, norm_bias)
     problem = norm_product_problem(x, weight.shape[0]) if tier == "hopper" else None
@@ -109,7 +109,10 @@ def _check(
     if x.dtype not in _FLOAT_TYPES:
         raise ValueError(f"{NAME}: x {tuple(x.shape)} must be of float dtype, got {x.dtype}")
     if norm == "rms" and norm_bias is not None:
-        raise ValueError(f"{NAME}: RMSNorm has no norm_bias, got one of {tuple(norm_bias.shape)}")
+        found = (
+            tuple(norm_bias.shape) if isinstance(norm_bias, Tensor) else type(norm_bias).__name__
+        )
+        raise ValueError(f"{NAME}: RMSNorm has no norm_bias, got one of {found}")
     wide = (x.dtype, torch.float32)
     _check_parameter(x, "weight", weight, weight.shape, (x.dtype,))
     _check_parameter(x, "bias", bias, weight.shape[:1], (x.dtype,))

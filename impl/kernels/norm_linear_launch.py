@@ -24,6 +24,7 @@ from jagbench.impl.kernels.norm_linear_kernels import (
     norm_statistics_kernel,
     norm_weight_gradient_kernel,
 )
+from jagbench.impl.kernels.relaunch import relaunch, traits
 from jagbench.impl.kernels.tuning import note_used, padded, shared_memory
 
 NormKernel = Literal[
@@ -258,10 +259,12 @@ def _launch_statistics(call: NormCall, statistics: Tensor) -> None:
     """Statistics of every row under LayerNorm, in a pass of its own."""
     total, features = call.x.shape
     rows, block, warps = row_tile(features)
-    norm_statistics_kernel[(triton.cdiv(total, rows),)](
+    constants = (features, call.x.dtype == torch.float32, rows, block)
+    relaunch(
+        norm_statistics_kernel, triton.cdiv(total, rows), call.x.device,
+        (traits(call.x, call.offsets), call.x.stride(0), constants),
         call.x, statistics, call.offsets, call.batch, total, call.eps, call.x.stride(0),
-        FEATURES=features, EXACT=call.x.dtype == torch.float32, ROWS=rows, BLOCK=block,
-        num_warps=warps,
+        *constants, num_warps=warps,
     )  # fmt: skip
 
 
@@ -321,11 +324,13 @@ def launch_input_gradient(call: NormCall, d_out: Tensor, statistics: Tensor) -> 
         _launch_rows(call, dx, dx, statistics)
         return dx
     tiles = _fitted("norm_input_gradient", x, total, features, width)
-    norm_input_gradient_kernel[(triton.cdiv(total, tiles.rows),)](
-        x, call.weight, d_out, dx, statistics, call.offsets, call.batch, total, 0,
-        x.stride(0), call.weight.stride(0), d_out.stride(0),
-        **call.sizes, ROWS=tiles.rows, BLOCK=block, DEPTH=tiles.depth,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    strides = (x.stride(0), call.weight.stride(0), d_out.stride(0))
+    constants = (features, width, call.norm, tiles.rows, block, tiles.depth)
+    relaunch(
+        norm_input_gradient_kernel, triton.cdiv(total, tiles.rows), x.device,
+        (traits(x, call.weight, d_out, call.offsets), strides, constants, tiles),
+        x, call.weight, d_out, dx, statistics, call.offsets, call.batch, total, 0, *strides,
+        *constants, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return dx
 

@@ -18,6 +18,7 @@ from jagbench.impl.kernels.arguments import (
     check_arguments,
     check_both_offsets,
     geometry_of,
+    is_eps,
     tensor_arguments,
 )
 from jagbench.impl.kernels.attention_launch import (
@@ -69,12 +70,12 @@ def pffn_block(
     Source: facebookresearch/ads_model_kernel_library.
     """
     plan = as_schedule(NAME, schedule)
-    if not eps >= 0:
-        raise ValueError(f"{NAME}: eps must be at least 0, got {eps}")
-    if q_offsets is None:
+    if not is_eps(eps):
+        raise ValueError(f"{NAME}: eps must be at least 0, got {eps!r}")
+    q, k, v, rows, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
+    if rows is None:
         raise ValueError(f"{NAME}: q {tuple(q.shape)} needs q_offsets: no dense query passes")
-    q, k, v, _, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
-    q_offsets = q_offsets.contiguous()
+    q_offsets = rows
     check_arguments(NAME, q, k, v, q_offsets, k_offsets)
     if q.shape[2] != v.shape[2]:
         raise ValueError(f"{NAME}: head_dim {q.shape[2]} of q must be that of v, {v.shape[2]}")

@@ -140,6 +140,17 @@ def as_schedule(operator: str, schedule: Schedule | Tier) -> Schedule:
     return _OF_TIER[schedule]
 
 
+def as_tier(operator: str, schedule: Schedule | Tier) -> Tier:
+    """The tier of a schedule, for an operator that has nothing else to choose.
+
+    Raises ValueError as `as_schedule` does, NotImplementedError for a schedule that names more.
+    """
+    plan = as_schedule(operator, schedule)
+    if plan != _OF_TIER[plan.tier]:
+        raise NotImplementedError(f"{operator}: its schedule is a tier alone, got {plan}")
+    return plan.tier
+
+
 #: Kernels that have a row in the table. `softmax_tma` is v3 with descriptors; `_short` keep keys
 #: on chip (`_short2`: two tiles of them); `_long` and `_few` are for long key sides and few query
 #: rows; `block` ones have as many keys as a block, whatever the row says, and as many stages as

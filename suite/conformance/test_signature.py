@@ -195,7 +195,7 @@ def _can_be(operator: Operator, fault: str) -> bool:
 
 #: Option -> values it must refuse, with options it needs beside it.
 REFUSED: dict[str, dict[str, Any]] = {
-    "window": {"negative": (-1, 3), "negative-right": (2, -2)},
+    "window": {"negative": (-1, 3), "negative-right": (2, -2), "fraction": (1.5, 2)},
     "align": {"unknown": "middle"},
     "prefix": {"negative": -1, "fraction": 2.5},
     "last_full": {"negative": -3, "fraction": 1.5},

@@ -88,8 +88,8 @@ def check(call: Call) -> None:
         raise ValueError(f"{q.shape[1]} heads are no multiple of {k.shape[1]} kv_heads")
     if call.align not in ("start", "end"):
         raise ValueError(f"align must be 'start' or 'end', got {call.align!r}")
-    if any(side is not None and side < 0 for side in call.window or ()):
-        raise ValueError(f"window sides must be at least 0 or None, got {call.window}")
+    if any(side is not None and (side < 0 or side != int(side)) for side in call.window or ()):
+        raise ValueError(f"window sides must be whole, at least 0, or None, got {call.window}")
     for name, count in (("prefix", call.prefix), ("last_full", call.last_full)):
         if not isinstance(count, int) or count < 0:
             raise ValueError(f"{name} must be a whole number of at least 0, got {count}")

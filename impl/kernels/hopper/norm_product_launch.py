@@ -26,7 +26,7 @@ MAX_REGISTERS = 168
 _TYPES = (torch.float16, torch.bfloat16)
 _MOST_ROWS = 1 << 29
 #: Buffers a warpgroup stores half a block from.
-BUFFERS = 1
+BUFFERS = 2
 # Tiles of 8 KiB that shared memory has room for, and the most that a ring can use.
 _ROOM, _MOST_STAGES = 28, 8
 
