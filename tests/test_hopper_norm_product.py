@@ -132,3 +132,18 @@ def test_statistics_of_layer_norm_are_ready_before_the_hopper_kernel_runs(taken,
     truth = reference(x.double(), weight.double(), None, norm="layer", eps=1e-6)
     assert len(found) == 1
     torch.testing.assert_close(ours.double(), truth, atol=2e-2, rtol=5e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_every_row_of_a_large_batch_is_right_on_every_repeat(norm):
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    x = torch.randn(524_288, 512, generator=generator, device=DEVICE, dtype=torch.float16)
+    weight = torch.randn(512, 512, generator=generator, device=DEVICE, dtype=torch.float16) / 22
+    out = norm_linear(x, weight, None, norm=norm, eps=1e-6)
+    for rows in range(0, x.shape[0], 65_536):
+        part = slice(rows, rows + 65_536)
+        truth = reference(x[part].float(), weight.float(), None, norm=norm, eps=1e-6)
+        assert float((out[part].float() - truth).abs().max()) < 0.03
+    for _ in range(20):
+        assert torch.equal(norm_linear(x, weight, None, norm=norm, eps=1e-6), out)

@@ -23,7 +23,7 @@ from jagbench.impl.kernels.packed_arguments import (
     packed_arguments,
     table_argument,
 )
-from jagbench.impl.kernels.tuning import Schedule, Tier, as_tier
+from jagbench.impl.kernels.tuning import Schedule, Tier, tier_alone
 from jagbench.pairs import attention_flops
 from jagbench.rotary import TokenTable
 
@@ -63,8 +63,8 @@ def block_attention(
     Raises ValueError for malformed arguments, NotImplementedError for larger blocks, other dtypes,
     a gradient of the table, and the Hopper tier. Source: PyTorch blog "TLX Block Attention", 2026.
     """
-    tier = as_tier(NAME, schedule)
-    if tier == "hopper":
+    plan = tier_alone(NAME, schedule, ("auto", "split"))
+    if plan.tier == "hopper":
         raise NotImplementedError(
             f"{NAME}: there is no Hopper kernel of the forward, only portable"
         )
@@ -83,7 +83,7 @@ def block_attention(
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else float(scale)
     out: Tensor = _differentiable_op(
         q, k, v, offsets, table, by_token, block_size, scale, bool(rotate_values),
-        tier == "portable",
+        plan.backward_tier == "portable",
         None if qk_norm_eps is None else float(qk_norm_eps),
     )  # fmt: skip
     return out

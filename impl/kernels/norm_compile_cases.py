@@ -148,7 +148,8 @@ def _weight_gradient(
         "x_row": "i32", "d_row": "i32",
     }  # fmt: skip
     constants = {
-        "FEATURES": features, "WIDTH": width, "NORM": norm, "INPUTS": tiles.rows,
+        "FEATURES": features, "WIDTH": width, "NORM": norm, "EXACT": dtype == "fp32",
+        "INPUTS": tiles.rows,
         "OUTPUTS": tiles.columns, "DEPTH": tiles.depth,
     }  # fmt: skip
     tag = "-small_shared" if architectures == _SMALL else ""

@@ -20,7 +20,7 @@ from jagbench.impl.kernels.norm_linear_launch import (
 )
 from jagbench.impl.kernels.operators import define, differentiable
 from jagbench.impl.kernels.packed_arguments import check_packed_offsets, check_values_of_offsets
-from jagbench.impl.kernels.tuning import Schedule, Tier, as_tier
+from jagbench.impl.kernels.tuning import Schedule, Tier, tier_alone
 
 NAME = "norm_linear"
 _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -56,7 +56,7 @@ def norm_linear(
     repeats. Raises ValueError for malformed arguments, NotImplementedError for other dtypes, more
     than 16,384 features, and a call that the Hopper tier is asked for and does not take.
     """
-    tier = as_tier(NAME, schedule)
+    tier = tier_alone(NAME, schedule).tier
     if norm not in ("rms", "layer"):
         raise ValueError(f"{NAME}: norm must be 'rms' or 'layer', got {norm!r}")
     if not is_eps(eps):

@@ -27,6 +27,10 @@ from jagbench.impl.kernels.interpreter import dot, round_to, to_float
 
 #: Arguments for whose values no kernel is compiled anew.
 NORM_COUNTS = ["batch", "total", "tiles"]
+#: Features of float32 summed apart in a product, and rows in a weight's gradient: one sum of n
+#: products has sqrt(n / 2) times the error of one rounding, sums of sqrt(n) have n^(1/4) times.
+FEATURES_APART = tl.constexpr(128)
+ROWS_APART = tl.constexpr(256)
 
 
 @triton.jit
@@ -86,17 +90,16 @@ def _layer_statistics(
 
 
 @triton.jit
-def _product_of_rows(
-    x, w, base, column, rows, seen, shift, delta, factor, x_row, w_out, w_in,
-    first, FEATURES: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
+def _product_of_features(
+    x, w, base, column, rows, seen, shift, delta, factor, x_row, w_out, w_in, first, begin, end,
+    squares, FEATURES: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """x W^T of a tile, fp32, and the row sums of squares of x (RMSNorm, else 0)."""
+    """x W^T of a tile over features [begin, end), fp32; squares of x added (RMSNorm)."""
     EVEN: tl.constexpr = FEATURES % DEPTH == 0
     out_columns = column + tl.arange(0, COLUMNS)
     acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    squares = tl.zeros([ROWS, DEPTH], dtype=tl.float32)
-    for k in range(0, FEATURES, DEPTH):
+    for k in range(begin, end, DEPTH):
         columns = k + tl.arange(0, DEPTH)
         if DESCRIPTORS:
             x_tile = x.load([first, k])
@@ -118,6 +121,35 @@ def _product_of_rows(
                 unit = tl.where((columns < FEATURES)[None, :], unit, 0.0)
             x_tile = round_to(unit, x_tile.dtype)
         acc = dot(x_tile, tl.trans(w_tile), acc)
+    return acc, squares
+
+
+@triton.jit
+def _product_of_rows(
+    x, w, base, column, rows, seen, shift, delta, factor, x_row, w_out, w_in,
+    first, FEATURES: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """x W^T of a tile, fp32, and the row sums of squares of x (RMSNorm, else 0).
+
+    EXACT: in float32 the error is that of the sum, so FEATURES_APART features are summed by
+    themselves.
+    """
+    squares = tl.zeros([ROWS, DEPTH], dtype=tl.float32)
+    if EXACT:
+        acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        for begin in range(0, FEATURES, FEATURES_APART):
+            part, squares = _product_of_features(
+                x, w, base, column, rows, seen, shift, delta, factor, x_row, w_out, w_in, first,
+                begin, tl.minimum(begin + FEATURES_APART, FEATURES), squares,
+                FEATURES, WIDTH, NORM, ROWS, COLUMNS, DEPTH, DESCRIPTORS,
+            )  # fmt: skip
+            acc += part
+    else:
+        acc, squares = _product_of_features(
+            x, w, base, column, rows, seen, shift, delta, factor, x_row, w_out, w_in, first,
+            0, FEATURES, squares, FEATURES, WIDTH, NORM, ROWS, COLUMNS, DEPTH, DESCRIPTORS,
+        )  # fmt: skip
     return acc, tl.sum(squares, 1)
 
 
@@ -154,7 +186,7 @@ def norm_product_kernel(
         acc, squares = _product_of_rows(
             x_tiles if DESCRIPTORS else x, w_tiles if DESCRIPTORS else w, base, column, rows, seen,
             shift, delta, factor, x_row, w_out, w_in, first,
-            FEATURES, WIDTH, NORM, ROWS, COLUMNS, DEPTH, DESCRIPTORS,
+            FEATURES, WIDTH, NORM, EXACT, ROWS, COLUMNS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
         if NORM == "rms":
             factor = _inverse_root(squares / FEATURES, eps, seen)
@@ -306,10 +338,36 @@ def norm_rows_gradient_kernel(
     _store_rows(to, rows, first + rows < total, inner, FEATURES, BLOCK)
 
 
+@triton.jit
+def _gradient_of_rows(
+    x, d_out, statistics, features, outputs, begin, end, acc, total_d, count, total, x_row, d_row,
+    FEATURES: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """d_out^T normalised(x) over rows [begin, end) and the sums of d_out's rows, added to both."""
+    rows = tl.arange(0, DEPTH)
+    for at in range(begin, end, DEPTH):
+        seen = at + rows < count
+        long = tl.zeros([], dtype=tl.int64) + at
+        d_tile = _load(
+            d_out + long * d_row, rows, outputs, d_row, 1, seen, WIDTH, WIDTH % OUTPUTS == 0
+        )
+        x_tile = _load(
+            x + long * x_row, rows, features, x_row, 1, seen, FEATURES, FEATURES % INPUTS == 0
+        )
+        shift, delta, factor = _load_statistics(statistics, at + rows, seen, total, NORM)
+        unit = round_to(_unit(to_float(x_tile), shift, delta, factor, NORM), x_tile.dtype)
+        # As in `_product_of_features`: it is summed below.
+        d_tile = tl.where(seen[:, None], d_tile, 0.0)
+        acc = dot(tl.trans(d_tile), unit, acc)
+        total_d += tl.sum(to_float(d_tile), 0)
+    return acc, total_d
+
+
 @triton.jit(do_not_specialize=[*NORM_COUNTS, "run"])
 def norm_weight_gradient_kernel(
     x, d_out, partial, sums, statistics, offsets, batch, total, run, x_row, d_row,
-    FEATURES: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
+    FEATURES: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """d_out^T normalised(x) over a run of rows, fp32; the sums over d_out's rows beside it.
@@ -326,24 +384,23 @@ def norm_weight_gradient_kernel(
     features = tile % ACROSS * INPUTS + tl.arange(0, INPUTS)
     count = _rows_in_use(offsets, batch, total)
     start = split * run
-    rows = tl.arange(0, DEPTH)
     acc = tl.zeros([OUTPUTS, INPUTS], dtype=tl.float32)
     total_d = tl.zeros([OUTPUTS], dtype=tl.float32)
-    for at in range(start, tl.minimum(start + run, count), DEPTH):
-        seen = at + rows < count
-        long = tl.zeros([], dtype=tl.int64) + at
-        d_tile = _load(
-            d_out + long * d_row, rows, outputs, d_row, 1, seen, WIDTH, WIDTH % OUTPUTS == 0
-        )
-        x_tile = _load(
-            x + long * x_row, rows, features, x_row, 1, seen, FEATURES, FEATURES % INPUTS == 0
-        )
-        shift, delta, factor = _load_statistics(statistics, at + rows, seen, total, NORM)
-        unit = round_to(_unit(to_float(x_tile), shift, delta, factor, NORM), x_tile.dtype)
-        # As in `_product_of_rows`: it is summed below.
-        d_tile = tl.where(seen[:, None], d_tile, 0.0)
-        acc = dot(tl.trans(d_tile), unit, acc)
-        total_d += tl.sum(to_float(d_tile), 0)
+    end = tl.minimum(start + run, count)
+    if EXACT:
+        for begin in range(start, end, ROWS_APART):
+            part, part_d = _gradient_of_rows(
+                x, d_out, statistics, features, outputs, begin,
+                tl.minimum(begin + ROWS_APART, end), acc * 0.0, total_d * 0.0, count, total,
+                x_row, d_row, FEATURES, WIDTH, NORM, INPUTS, OUTPUTS, DEPTH,
+            )  # fmt: skip
+            acc += part
+            total_d += part_d
+    else:
+        acc, total_d = _gradient_of_rows(
+            x, d_out, statistics, features, outputs, start, end, acc, total_d, count, total,
+            x_row, d_row, FEATURES, WIDTH, NORM, INPUTS, OUTPUTS, DEPTH,
+        )  # fmt: skip
     to = partial + split.to(tl.int64) * WIDTH * FEATURES
     inside = (outputs < WIDTH)[:, None] & (features < FEATURES)[None, :]
     tl.store(to + outputs[:, None] * FEATURES + features[None, :], acc, mask=inside)

@@ -378,7 +378,7 @@ def launch_weight_gradient(
     if splits:
         norm_weight_gradient_kernel[(splits * across,)](
             x, d_out, partial, sums, statistics, call.offsets, call.batch, total, run,
-            x.stride(0), d_out.stride(0), **call.sizes,
+            x.stride(0), d_out.stride(0), **call.sizes, EXACT=x.dtype == torch.float32,
             INPUTS=tiles.rows, OUTPUTS=tiles.columns, DEPTH=tiles.depth,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip

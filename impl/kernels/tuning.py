@@ -140,15 +140,18 @@ def as_schedule(operator: str, schedule: Schedule | Tier) -> Schedule:
     return _OF_TIER[schedule]
 
 
-def as_tier(operator: str, schedule: Schedule | Tier) -> Tier:
-    """The tier of a schedule, for an operator that has nothing else to choose.
+def tier_alone(
+    operator: str, schedule: Schedule | Tier, forms: Sequence[BackwardForm] = ("auto",)
+) -> Schedule:
+    """`as_schedule` for an operator that has no variants and takes no tiles of pairs.
 
-    Raises ValueError as `as_schedule` does, NotImplementedError for a schedule that names more.
+    forms: of the backward, those it has. Raises NotImplementedError for a schedule that names more.
     """
     plan = as_schedule(operator, schedule)
-    if plan != _OF_TIER[plan.tier]:
+    named = (plan.variant, plan.forward, plan.query_gradient, plan.key_value_gradient)
+    if named != ("auto", None, None, None) or plan.backward not in forms:
         raise NotImplementedError(f"{operator}: its schedule is a tier alone, got {plan}")
-    return plan.tier
+    return plan
 
 
 #: Kernels that have a row in the table. `softmax_tma` is v3 with descriptors; `_short` keep keys

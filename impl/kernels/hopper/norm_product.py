@@ -9,7 +9,7 @@ x comes from memory once.
 A tile of x goes to registers and is the product's operand from there. Under RMSNorm its squares are
 summed on the way, and the row's factor is applied to the accumulator; under LayerNorm it is
 normalised on the way, from statistics of a pass before (`norm_linear_kernels` says why). No tile is
-read by a product and by a sum from shared memory, so a buffer is free as soon as it is loaded.
+read by a product and by a sum from shared memory, so a buffer is free when it is in registers.
 
 Counted for 16-bit elements, a step of 64 x 128 x 64 (256 clocks at the tensor cores' rate): 8 KiB
 of x arrive in shared memory and 8 KiB are read from it, and 16 KiB of W: 128 bytes a clock would be
@@ -145,7 +145,6 @@ def consumer(W: gl.constexpr, descs, memory, bars, call, GROUPS: gl.constexpr, S
             slot = W * STAGES + position % STAGES
             mbarrier.wait(full.index(slot), (position // STAGES) & 1)
             x = x_s.index(slot).reshape([ROWS, DEPTH]).load(TILE)
-            mbarrier.arrive(empty.index(slot), count=1)
             if NORM == "rms":
                 wide = x.to(gl.float32)
                 squares += gl.sum(wide * wide, axis=1)
@@ -160,6 +159,9 @@ def consumer(W: gl.constexpr, descs, memory, bars, call, GROUPS: gl.constexpr, S
                 # The operand before the last is free now: its registers take the next one.
                 acc = warpgroup_mma_wait(1, deps=(acc,))
                 acc = warpgroup_mma(operand, w_tile, acc, is_async=True)
+            # Not before the product is issued, which waits until the tile is in registers: a load
+            # from shared memory is under way for a while, and the TMA unit keeps no order with it.
+            mbarrier.arrive(empty.index(slot), count=1)
             if step == STEPS // GROUPS:
                 if W + 1 < GROUPS:
                     mbarrier.arrive(started.index(W), count=1, pred=turn == 0)
