@@ -159,7 +159,7 @@ def _wide(x: Tensor) -> Tensor:
 
 def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     for name, tensor, dims in (("x", x, None), ("weight", weight, 2), ("bias", bias, 1)):
-        if tensor is None:
+        if name == "bias" and tensor is None:
             continue
         if not isinstance(tensor, Tensor) or tensor.dim() < 1 or tensor.dim() != (dims or x.dim()):
             shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__

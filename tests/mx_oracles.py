@@ -87,15 +87,13 @@ def scale_code(largest: float, elem_dtype: str, mode: str) -> int:
 
 
 def quantized(x: Tensor, elem_dtype: str, block: tuple[int, int], mode: str = "rceil") -> Tensor:
-    """What x `[rows, columns]` (finite) becomes, block by block, float64."""
-    out = torch.empty(x.shape, dtype=torch.float64)
+    """What x `[rows, columns]` (finite) becomes, float64; one scale after the other."""
+    scales = torch.zeros(x.shape, dtype=torch.float64)
     for i in range(0, x.shape[0], block[0]):
         for j in range(0, x.shape[1], block[1]):
-            own = x[i : i + block[0], j : j + block[1]].double()
-            scale = 2.0 ** (scale_code(own.abs().max().item(), elem_dtype, mode) - 127)
-            codes = nearest_codes(own / scale, elem_dtype)
-            out[i : i + block[0], j : j + block[1]] = table(elem_dtype)[codes.long()] * scale
-    return out
+            own = (slice(i, i + block[0]), slice(j, j + block[1]))
+            scales[own] = 2.0 ** (scale_code(x[own].abs().max().item(), elem_dtype, mode) - 127)
+    return table(elem_dtype)[nearest_codes(x.double() / scales, elem_dtype).long()] * scales
 
 
 def snr(found: Tensor, wanted: Tensor) -> float:
