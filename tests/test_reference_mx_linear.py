@@ -250,18 +250,23 @@ def test_a_second_derivative_is_refused_and_not_silently_wrong():
 # -- where the transform helps ---------------------------------------------------------------------
 
 
-def weight_gradient_quality(x, grad, hadamard, elem_dtype, seed=0):
+def weight_gradient_quality(x, grad, hadamard, elem_dtype, gradient_elem_dtype=None, mode="rceil"):
     weight = torch.zeros(grad.shape[1], x.shape[1], dtype=torch.float64, requires_grad=True)
     recipe = LinearRecipe(
         elem_dtype=elem_dtype,
-        gradient_elem_dtype=elem_dtype,
+        gradient_elem_dtype=gradient_elem_dtype or elem_dtype,
+        scale_mode=mode,
         weight_gradient="mx",
         hadamard=hadamard,
         gradient_rounding="nearest",
-        seed=seed,
     )
     (found,) = torch.autograd.grad(mx_linear(x, weight, recipe=recipe), weight, grad)
     return snr(found, grad.T @ x)
+
+
+def loud_tokens(first):
+    """One token of 32 is 30 times louder."""
+    return torch.where(torch.arange(1024) % 32 == first, 30.0, 1.0).double()[:, None]
 
 
 @pytest.mark.parametrize("elem_dtype", ["e4m3", "e2m1"])
@@ -270,6 +275,28 @@ def test_on_normal_data_the_transform_changes_little(elem_dtype):
     without = weight_gradient_quality(x, grad, None, elem_dtype)
     for size in (16, 32, 64):
         assert abs(weight_gradient_quality(x, grad, size, elem_dtype) - without) < 0.5
+
+
+def test_with_loud_tokens_the_transform_helps_where_an_outlier_costs_the_rest_of_its_block():
+    x, grad = normal(1024, 64, seed=1) * loud_tokens(5), normal(1024, 48, seed=2)
+    gains = {}
+    for name, kind in {
+        "e2m1": ("e2m1", "e4m3", "rceil"),
+        "saturating e4m3": ("e4m3", "e4m3", "floor"),
+        "e4m3": ("e4m3", "e4m3", "rceil"),
+    }.items():
+        with_it, without = (weight_gradient_quality(x, grad, h, *kind) for h in (32, None))
+        gains[name] = with_it - without
+    assert gains["e2m1"] > 3
+    assert gains["saturating e4m3"] > 1
+    # 15 binades of E4M3 hold outlier and rest side by side: there is nothing to gain.
+    assert abs(gains["e4m3"]) < 0.5
+
+
+def test_loud_tokens_of_both_operands_that_do_not_meet_are_where_the_transform_hurts():
+    x, grad = (normal(1024, n, seed=n) * loud_tokens(at) for n, at in ((64, 5), (48, 9)))
+    with_it, without = (weight_gradient_quality(x, grad, h, "e4m3") for h in (32, None))
+    assert without - with_it > 5
 
 
 # -- refusals --------------------------------------------------------------------------------------
