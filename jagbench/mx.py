@@ -19,7 +19,7 @@ Block = tuple[int, int]
 WeightGradient = Literal["bf16", "mx"]
 #: Scale of the attention weights: one a block, or 2^-8 for all (they are at most 1).
 WeightScale = Literal["block", "fixed"]
-RowSum = Literal["unquantised", "quantised"]
+RowSum = Literal["unquantized", "quantized"]
 
 BLOCK_SIZE = 32
 ALONG_COLUMNS: Block = (1, BLOCK_SIZE)
@@ -151,7 +151,7 @@ class AttentionRecipe:
     scale_mode: ScaleMode = "rceil"
     value_block: Block = ALONG_ROWS
     weight_scale: WeightScale = "block"
-    row_sum: RowSum = "unquantised"
+    row_sum: RowSum = "unquantized"
     gradient_rounding: Rounding = "stochastic"
     seed: int = 0
 

@@ -63,5 +63,5 @@ def random_hadamard(
     turn = (random_signs(size, seed)[:, None] * matrix).to(x.device, wide)
     turn = turn.T if inverse else turn
     moved = x.movedim(dim, -1)
-    groups = moved.to(wide).unflatten(-1, (moved.shape[-1] // size, size))
-    return (groups @ turn).flatten(-2).movedim(-1, dim).to(x.dtype)
+    groups = moved.to(wide).reshape(*moved.shape[:-1], moved.shape[-1] // size, size)
+    return (groups @ turn).reshape(moved.shape).movedim(-1, dim).to(x.dtype)

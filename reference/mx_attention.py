@@ -21,6 +21,7 @@ from jagbench.pairs import Align, Window
 from jagbench.reference import arguments
 from jagbench.reference.mx_jagged import (
     Rule,
+    check_recipe,
     over_group,
     packed,
     quantized_keys,
@@ -63,13 +64,13 @@ def mx_attention(
               dS = P (dP - D + dlse); dV = P^^T dO^; dQ = scale dS^ K^; dK = scale dS^^T Q^
 
     Q, K, dO and dS are in squares; P lies along the dim it is summed over, and V by `value_block`.
-    The sum is over P as it was before its quantisation, unless the recipe says "quantised". The
+    The sum is over P as it was before its quantisation, unless the recipe says "quantized". The
     gradient of the bias is dS, not quantised. Everything between the products is float32 (float64
     for float64); outputs and gradients are rounded once.
 
     Raises ValueError for arguments that do not fit, with their numbers.
     """
-    _check_recipe(recipe)
+    check_recipe(recipe)
     mask = arguments.Mask(causal, align, window, prefix, last_full)
     own = sequences(q, k, v, q_offsets, k_offsets, mask, (max_q_len, max_k_len))
     pairs = [one.seen.numel() for one in own]
@@ -79,19 +80,16 @@ def mx_attention(
         biases = torch.split(arguments.dense_bias(bias, q, sum(pairs)), pairs)
     outs, lses = [], []
     for one, its_bias in zip(own, biases, strict=True):
-        added = None if its_bias is None else its_bias.T.unflatten(1, tuple(one.seen.shape))
+        added = None if its_bias is None else its_bias.T.reshape(its_bias.shape[1], *one.seen.shape)
         call = _Call(recipe, one.seen, one.first, scale)
-        out, lse = _Attend.apply(one.q, one.k, one.v, added, call)
+        out, lse = _Attend.apply(  # type: ignore[no-untyped-call]
+            one.q, one.k, one.v, added, call
+        )
         outs.append(out)
         lses.append(lse)
     dense = q_offsets is None
     out = packed(outs, q, v.shape[-1], dense)
     return (out, packed(lses, wide(q), None, dense)) if return_lse else out
-
-
-def _check_recipe(recipe: AttentionRecipe) -> None:
-    if not isinstance(recipe, AttentionRecipe):
-        raise ValueError(f"recipe must be an AttentionRecipe, got {type(recipe).__name__}")
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class _Attend(torch.autograd.Function):
         top = _row_maxima(scores)
         weights = torch.exp(scores - top)
         held = quantized_weights(weights, ALONG_COLUMNS, call.recipe)
-        summed = held if call.recipe.row_sum == "quantised" else weights
+        summed = held if call.recipe.row_sum == "quantized" else weights
         sums = summed.sum(-1, keepdim=True)
         product = held @ quantized_values(v, heads, call, backward=False)
         out = (product / torch.where(sums == 0, 1.0, sums)).to(q.dtype)

@@ -99,8 +99,8 @@ def block_maxima(x: Tensor, block: Block) -> Tensor:
     rows, columns = block
     missing = (-x.shape[-2] % rows, -x.shape[-1] % columns)
     whole = functional.pad(x.abs(), (0, missing[1], 0, missing[0]))
-    tiles = whole.unflatten(-1, (whole.shape[-1] // columns, columns))
-    return tiles.unflatten(-3, (whole.shape[-2] // rows, rows)).amax((-3, -1))
+    count = (whole.shape[-2] // rows, whole.shape[-1] // columns)
+    return whole.reshape(*x.shape[:-2], count[0], rows, count[1], columns).amax((-3, -1))
 
 
 def spread(scales: Tensor, block: Block, rows: int, columns: int) -> Tensor:

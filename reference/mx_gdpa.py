@@ -19,6 +19,7 @@ from jagbench.pairs import Align, Window
 from jagbench.reference import activations, arguments
 from jagbench.reference.mx_jagged import (
     Rule,
+    check_recipe,
     over_group,
     packed,
     quantized_keys,
@@ -64,8 +65,7 @@ def mx_gdpa(
 
     Raises ValueError for arguments that do not fit, and for a recipe with a fixed scale of P.
     """
-    if not isinstance(recipe, AttentionRecipe):
-        raise ValueError(f"recipe must be an AttentionRecipe, got {type(recipe).__name__}")
+    check_recipe(recipe)
     if recipe.weight_scale != "block":
         raise ValueError(
             f"weight_scale must be 'block': the weights of GDPA have no bound, "
@@ -77,7 +77,8 @@ def mx_gdpa(
     outs = []
     for one in own:
         call = _Call(recipe, one.seen, one.first, tuple(names), pre_scale, post_scale)
-        outs.append(_Attend.apply(one.q, one.k, one.v, call))
+        out = _Attend.apply(one.q, one.k, one.v, call)  # type: ignore[no-untyped-call]
+        outs.append(out)
     return packed(outs, q, v.shape[-1], q_offsets is None)
 
 

@@ -70,6 +70,12 @@ class Rule:
         return rounded(x, blocks, draws(recipe.seed, rows, columns, stream))
 
 
+def check_recipe(recipe: AttentionRecipe) -> None:
+    """Refuse what is no recipe of attention."""
+    if not isinstance(recipe, AttentionRecipe):
+        raise ValueError(f"recipe must be an AttentionRecipe, got {type(recipe).__name__}")
+
+
 def sequences(
     q: Tensor,
     k: Tensor,
@@ -89,8 +95,8 @@ def sequences(
     own, first = [], 0
     for i, (m, n) in enumerate(zip(q_lengths, k_lengths, strict=True)):
         seen = arguments.visible(m, n, mask, q.device)
-        parts = (x.transpose(0, 1) for x in (queries[i], keys[i], values[i]))
-        own.append(Own(*parts, seen, first))
+        its_q, its_k, its_v = (x.transpose(0, 1) for x in (queries[i], keys[i], values[i]))
+        own.append(Own(its_q, its_k, its_v, seen, first))
         first += m
     return own
 
@@ -151,7 +157,7 @@ def quantized_output_gradient(grad: Tensor, rule: Rule) -> Tensor:
 
 def over_group(x: Tensor, kv_heads: int) -> Tensor:
     """Sum over the query heads of each key head: `[heads, n, d]` to `[kv_heads, n, d]`."""
-    return x.unflatten(0, (kv_heads, x.shape[0] // kv_heads)).sum(1)
+    return x.reshape(kv_heads, x.shape[0] // kv_heads, *x.shape[1:]).sum(1)
 
 
 def _drop(x: Tensor, used: Tensor) -> Tensor:

@@ -84,7 +84,8 @@ def mx_linear(
     _check_linear(x, weight, bias)
     if not isinstance(recipe, LinearRecipe):
         raise ValueError(f"recipe must be a LinearRecipe, got {type(recipe).__name__}")
-    out: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, recipe, bias)
+    tokens = x.reshape(-1, x.shape[-1])
+    out: Tensor = _Linear.apply(tokens, weight, recipe, bias)  # type: ignore[no-untyped-call]
     return out.view(*x.shape[:-1], weight.shape[0])
 
 

@@ -75,7 +75,7 @@ def softmax_head(q, k, v, grad, seen, recipe, scale, bias=0.0):
             lines.append(torch.exp(row - top))
         p = torch.stack(lines)
         held = weights_of(p, (1, 32), recipe)
-        total = (held if recipe.row_sum == "quantised" else p).sum(1, keepdim=True)
+        total = (held if recipe.row_sum == "quantized" else p).sum(1, keepdim=True)
         safe = torch.where(total > 0, total, 1.0)
         out = held @ vh / safe
         p = p / safe

@@ -28,7 +28,7 @@ RECIPES = {
     "default": NEAREST,
     "fixed": AttentionRecipe(weight_scale="fixed", gradient_rounding="nearest"),
     "square v": AttentionRecipe(value_block=SQUARE, gradient_rounding="nearest"),
-    "quantised sum": AttentionRecipe(row_sum="quantised", gradient_rounding="nearest"),
+    "quantised sum": AttentionRecipe(row_sum="quantized", gradient_rounding="nearest"),
     "e5m2, floor": AttentionRecipe(
         gradient_elem_dtype="e5m2", scale_mode="floor", gradient_rounding="nearest"
     ),
