@@ -4,6 +4,11 @@ All of it on tensors `[..., rows, columns]` cut from their first row and column;
 either dim may be short, and what it lacks has no part in its scale. Sources: OCP Microscaling
 Formats Specification, version 1.0, section 6.3 (FLOOR); arXiv 2506.08027, algorithm 1 (RCEIL);
 torchao's MX formats (the names, CEIL and EVEN).
+
+torchao 0.18 differs at three edges: an infinity saturates there under scale code 254 (RCEIL, as
+hardware's conversion has it) or 247, and has 255 here; under scale code 0 its elements belong to
+another scale than 2^-127; its RCEIL rounds a logarithm, so that the float32 above 448 2^100
+saturates.
 """
 
 from __future__ import annotations
