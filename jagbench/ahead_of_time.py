@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from jagbench.pipelines import overwritten_operands
+from jagbench.pipelines import early_releases, overwritten_operands
 
 #: Compute capabilities: Ampere, Hopper, Blackwell (data centre), Blackwell (workstation).
 ARCHITECTURES = (80, 90, 100, 120)
@@ -104,7 +104,7 @@ class CompileRecord:
     shared_bytes: a thread block; num_warps: as compiled (warp specialisation adds some).
     opcodes: SASS opcode of `OPCODES` -> occurrences, those that occur.
     advice: what ptxas says of serialised wgmma (C7510 to C7514), Gluon kernels only.
-    overwritten: operands that the compiler lets be overwritten (`pipelines`), Triton kernels only.
+    overwritten: what a copy may overwrite while it is read (`pipelines`).
     """
 
     case: str
@@ -176,6 +176,7 @@ def compile_here(case: CompileCase, arch: int) -> CompileRecord:
     source, options = _source(case, kernel)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     usage, opcodes = _inspect(compiled.asm["cubin"])
+    check = early_releases if kernel.is_gluon() else overwritten_operands
     return CompileRecord(
         case=case.name,
         arch=arch,
@@ -186,7 +187,7 @@ def compile_here(case: CompileCase, arch: int) -> CompileRecord:
         num_warps=compiled.metadata.num_warps,
         opcodes=opcodes,
         advice=_advice(compiled.asm["ptx"], arch) if kernel.is_gluon() else "",
-        overwritten=() if kernel.is_gluon() else tuple(overwritten_operands(compiled.asm["ttgir"])),
+        overwritten=tuple(check(compiled.asm["ttgir"])),
         seconds=round(time.perf_counter() - start, 3),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jagbench.pipelines import overwritten_operands
+from jagbench.pipelines import early_releases, overwritten_operands
 
 #: Two copies are issued before the loop; a product stays in flight from step to step.
 _LOOP = """
@@ -52,3 +52,34 @@ def test_copies_of_another_loop_do_not_count() -> None:
   }
 """
     assert overwritten_operands(before + _LOOP.format(x=3, pendings=1)) == []
+
+
+#: A tile goes to registers, its buffer back to the one who fills it, and a product takes the tile.
+_RELEASE = """
+    partition0(%arg: !ttg.memdesc<8x64x64xbf16>) num_warps(4) {{
+      %x = ttg.local_load %slot : !ttg.memdesc<64x64xbf16, #shared, #smem> -> tensor<64x64xbf16>
+      {before}
+      ttng.arrive_barrier %empty, 1, %true : !ttg.memdesc<1xi64, #shared1, #smem, mutable>
+      %d = ttng.warp_group_dot %x, %w, %acc {{isAsync = true}} : tensor<64x64xbf16>
+      ttg.warp_return
+    }} loc(#loc1)
+"""
+
+
+def test_a_buffer_released_before_its_tile_is_in_registers_is_found() -> None:
+    [problem] = early_releases(_RELEASE.format(before="%y = arith.addf %x_1, %x_2 : f32"))
+    assert problem.startswith("%x: loaded on line 3, not used before the arrival on line 5")
+
+
+def test_a_use_before_the_release_is_right() -> None:
+    assert early_releases(_RELEASE.format(before="%y = arith.extf %x : tensor<64x64xbf16>")) == []
+
+
+def test_loads_of_another_partition_do_not_count() -> None:
+    other = """
+    default {
+      %s = ttg.local_load %row : !ttg.memdesc<64xf32, #shared, #smem> -> tensor<64xf32>
+      ttg.warp_yield
+    }
+"""
+    assert early_releases(other + _RELEASE.format(before="%y = arith.extf %x : f32")) == []

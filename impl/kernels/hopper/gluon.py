@@ -9,7 +9,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 # Renamed in Triton 3.8.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -53,6 +53,18 @@ def turn_wait(GROUP: gl.constexpr):
 def turn_give(GROUP: gl.constexpr):
     """Hand the tensor cores to warpgroup GROUP."""
     _at_barrier(_barrier("arrive", GROUP))
+
+
+@gluon.jit
+def arrive_behind(bar, x):
+    """Arrive when x `[n]`, fp32, formed from what a warp loaded from a buffer, is in registers.
+
+    A load from shared memory is under way for a while, nothing but a use of its values waits for
+    it, and the TMA unit that fills the buffer again keeps no order with it. So the arrival hangs on
+    the values: they would have to be a NaN that no operation makes.
+    """
+    bits = gl.max(x, axis=0).to(gl.int32, bitcast=True)
+    mbarrier.arrive(bar, count=1, pred=bits != 0x7FA12345)
 
 
 @builtin

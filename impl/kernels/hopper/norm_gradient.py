@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagbench.impl.kernels.hopper.backward_parts import barrier_ring, packed
-from jagbench.impl.kernels.hopper.gluon import at_row, tma_load
+from jagbench.impl.kernels.hopper.gluon import arrive_behind, at_row, tma_load
 
 #: Rows a step, features of a program.
 ROWS = gl.constexpr(64)
@@ -113,7 +113,7 @@ def summer(descs, memory, bars, inputs, sizes, FEATURES: gl.constexpr, WIDTH: gl
             if (step * (ROWS // CHUNK) + chunk) % ACROSS == tile % ACROSS:
                 d = d_tile.slice(chunk * CHUNK, CHUNK, dim=0).load(LAYOUT)
                 acc += gl.sum(d.to(gl.float32), axis=0)
-        mbarrier.arrive(empty.index(slot), count=1)
+        arrive_behind(empty.index(slot), acc)
     outputs = gl.arange(0, OUTPUTS, COLUMNS)
     to = sums + (split * ACROSS + tile % ACROSS) * WIDTH + tile // ACROSS * OUTPUTS
     gl.store(to + outputs, acc)
