@@ -1,13 +1,13 @@
 """Whether a copy that runs ahead overwrites what is still read: two kinds, seen in lowered code.
 
-An operand of a matrix product in flight (`overwritten_operands`). Triton 3.6 and 3.7 give a tile of a software-pipelined loop a buffer too few where it is used twice,
-by a wgmma from shared memory and by registers (a sum beside the product): the product of a step
-may still run when the copy for a later step lands in its operand. Results then differ between
-repeats. Nothing is reported; the lowered code shows it.
+An operand of a product in flight (`overwritten_operands`). Triton 3.6 and 3.7 give a tile of a
+software-pipelined loop a buffer too few where it is used twice, by a wgmma from shared memory and
+by registers (a sum beside the product): the product of a step may still run when the copy for a
+later step lands in its operand. Results then differ between repeats. Nothing is reported.
 
-A tile on its way to registers (`early_releases`). A load from shared memory completes when its
+A tile on its way to registers (`early_releases`). A load from shared memory is complete when its
 values are used; an arrival at an mbarrier does not wait for it, and the copy that the arrival lets
-go is not ordered behind it. On an H200 a row in 10^5 of a kernel that did so was wrong.
+go is not ordered behind it. On an H200 a few rows in 10^5 of a kernel that did so were wrong.
 """
 
 from __future__ import annotations
