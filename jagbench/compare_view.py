@@ -24,6 +24,7 @@ class Line:
 
     kind: "measured", "claim" (published by others, not measured here), or an outcome.
     heading: the case in words; lines of one heading belong together.
+    rate, unit: useful work a second in TFLOP/s, or least traffic in GB/s where memory binds.
     datasheet_share, ceiling_share: ideal time by that ceiling over the time measured.
     note: value and source of a claim, or the reason of an outcome.
     """
@@ -33,7 +34,8 @@ class Line:
     hardware: str
     implementation: str
     seconds: float | None = None
-    flop_per_second: float | None = None
+    rate: float | None = None
+    unit: str = "TFLOP/s"
     datasheet_share: float | None = None
     ceiling_share: float | None = None
     note: str = ""
@@ -114,15 +116,18 @@ def false_alarm_lines(found: FalseAlarms) -> list[str]:
 
 
 def show_by_hardware(
-    records: Sequence[Record], console: Console, claims: Sequence[Claim] = ()
+    records: Sequence[Record],
+    console: Console,
+    claims: Sequence[Claim] = (),
+    by_bandwidth: Container[str] = (),
 ) -> None:
     """Print `by_hardware`: tables if the console is a terminal, otherwise plain lines."""
     if not console.is_terminal:
-        _print(hardware_lines(records, claims), console)
+        _print(hardware_lines(records, claims, by_bandwidth), console)
         return
-    names = ("kind", "hardware", "implementation", "seconds", "TFLOP/s", "of datasheet",
-             "of measured ceiling", "note")  # fmt: skip
-    for title, group in _by_heading(by_hardware(records, claims)):
+    for title, group in _by_heading(by_hardware(records, claims, by_bandwidth)):
+        names = ("kind", "hardware", "implementation", "seconds", group[0].unit, "of datasheet",
+                 "of measured ceiling", "note")  # fmt: skip
         shown = Table(title=Text(safe(title)), title_justify="left")
         for name in names:
             shown.add_column(name, overflow="fold")
@@ -132,16 +137,18 @@ def show_by_hardware(
         console.print(shown)
 
 
-def hardware_lines(records: Sequence[Record], claims: Sequence[Claim] = ()) -> list[str]:
+def hardware_lines(
+    records: Sequence[Record], claims: Sequence[Claim] = (), by_bandwidth: Container[str] = ()
+) -> list[str]:
     """`by_hardware` as plain lines, a heading a case."""
     found: list[str] = []
-    for title, group in _by_heading(by_hardware(records, claims)):
+    for title, group in _by_heading(by_hardware(records, claims, by_bandwidth)):
         found.append(title)
         for line in group:
             seconds, rate, datasheet, ceiling = _figures(line)
             parts = [line.kind, line.hardware, line.implementation]
             parts += [seconds] if seconds else []
-            parts += [f"{rate} TFLOP/s"] if rate else []
+            parts += [f"{rate} {line.unit}"] if rate else []
             parts += [f"{datasheet} of datasheet"] if datasheet else []
             parts += [f"{ceiling} of measured ceiling"] if ceiling else []
             parts += [line.note] if line.note else []
@@ -149,8 +156,13 @@ def hardware_lines(records: Sequence[Record], claims: Sequence[Claim] = ()) -> l
     return [safe(line) for line in found]
 
 
-def by_hardware(records: Sequence[Record], claims: Sequence[Claim] = ()) -> list[Line]:
-    """Last record of each case, device and implementation; published claims after, as claims."""
+def by_hardware(
+    records: Sequence[Record], claims: Sequence[Claim] = (), by_bandwidth: Container[str] = ()
+) -> list[Line]:
+    """Last record of each case, device and implementation; published claims after, as claims.
+
+    by_bandwidth: operators shown by GB/s (`Operator.bandwidth_bound`).
+    """
     newest: dict[tuple[Case, str, str], Record] = {}
     for record in records:
         newest[record.case, record.hardware, record.who.name] = record
@@ -159,7 +171,7 @@ def by_hardware(records: Sequence[Record], claims: Sequence[Claim] = ()) -> list
         hashes[name_of(case)].add(case.digest)
     unlike = {name for name, digests in hashes.items() if len(digests) > 1}
     measured = sorted(
-        (_measured(record, unlike) for record in newest.values()),
+        (_measured(record, unlike, by_bandwidth) for record in newest.values()),
         key=lambda line: (line.heading, line.hardware, line.implementation),
     )
     return measured + sorted(
@@ -183,8 +195,12 @@ def name_of(case: Case) -> str:
     return " ".join(parts)
 
 
-def _measured(record: Record, unlike: Container[str]) -> Line:
+def _measured(record: Record, unlike: Container[str], by_bandwidth: Container[str]) -> Line:
     name = name_of(record.case)
+    moved = record.case.operator in by_bandwidth
+    rate, unit = record.flop_per_second, 1e12
+    if moved:
+        rate, unit = record.bytes_per_second, 1e9
     return Line(
         kind=record.outcome,
         heading=f"{name} (workload hash {record.case.digest})" if name in unlike else name,
@@ -192,7 +208,8 @@ def _measured(record: Record, unlike: Container[str]) -> Line:
         implementation=record.who.name,
         seconds=record.seconds,
         # A case without arithmetic has a time and no rate.
-        flop_per_second=record.flop_per_second or None,
+        rate=rate / unit if rate else None,
+        unit="GB/s" if moved else "TFLOP/s",
         datasheet_share=record.share(record.datasheet),
         ceiling_share=record.share(record.measured_ceiling),
         note="; ".join((*((record.reason,) if record.reason else ()), *record.flags)),
@@ -223,7 +240,7 @@ def _by_heading(found: Iterable[Line]) -> list[tuple[str, list[Line]]]:
 def _figures(line: Line) -> tuple[str, str, str, str]:
     return (
         "" if line.seconds is None else duration(line.seconds),
-        "" if line.flop_per_second is None else f"{line.flop_per_second / 1e12:.4g}",
+        "" if line.rate is None else f"{line.rate:.4g}",
         "" if line.datasheet_share is None else f"{line.datasheet_share:.1%}",
         "" if line.ceiling_share is None else f"{line.ceiling_share:.1%}",
     )

@@ -608,6 +608,18 @@ def test_devices_stand_beside_each_other_and_claims_are_marked():
     assert "unsupported" in text
 
 
+def test_operators_bound_by_memory_show_bytes_a_second():
+    moved = record(times=[1e-3] * 9).bytes_per_second
+    lines = compare_view.hardware_lines(by_hardware_records(), by_bandwidth={"gdpa"})
+    [measured] = [line for line in lines if "measured " in line]
+    assert f"1 ms  {moved * 1e-9:.4g} GB/s  30.0% of datasheet" in measured
+    text = printed(
+        compare_view.show_by_hardware, by_hardware_records(), [], {"gdpa"}, terminal=True, width=140
+    )
+    assert "GB/s" in text
+    assert "TFLOP/s" not in text
+
+
 def test_unlike_workloads_of_one_name_stay_apart():
     lines = compare_view.hardware_lines([record(), record(digest="00bb", hardware="nvidia-b200")])
     assert sum(line.endswith("(workload hash 00bb)") for line in lines) == 1

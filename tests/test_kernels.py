@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Iterator
@@ -377,6 +378,21 @@ def test_a_second_call_with_the_same_offsets_does_not_wait_for_the_device(operat
 def test_smoke_workloads_that_exist_for_both_operators_are_offered() -> None:
     for operator in FUNCTIONS:
         assert len(workloads.select(operator=operator, purpose="smoke")) >= 40
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+def test_pinned_tiles_are_those_of_the_launch(operator: str) -> None:
+    kernel = {"gdpa": "gdpa", "jagged_attention": "softmax"}[operator]
+    inputs = example(operator)
+    width = max(64, tuning.padded(inputs.tensors()["q"].shape[-1]))
+    impl.configuration(operator, inputs)
+    tuning.pin_tiles({f"{kernel}/{width}": "32x32 warps 4 stages 1"})
+    try:
+        run(functools.partial(FUNCTIONS[operator], schedule="portable"), inputs)
+        used = impl.configuration(operator, inputs)
+    finally:
+        tuning.pin_tiles({})
+    assert used[kernel] == "32x32 warps 4 stages 1"
 
 
 def test_tiles_can_be_pinned_and_are_reported() -> None:

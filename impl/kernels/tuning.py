@@ -281,9 +281,10 @@ def tile_config(
 ) -> TileConfig:
     """The pinned tiles if there are any, else the table's, cut to the shared memory of the device.
 
+    pinned: of this call; they come before those of `pin_tiles`, which the interpreter takes too.
     like: a tensor of the call; its dtype and device count.
     """
-    tiles = pinned
+    tiles = pinned or _pinned.get((kernel, _width(qk_dim, v_dim)))
     if tiles is None and INTERPRET.value:
         # Cost goes with the number of block operations: few and large.
         tiles = TileConfig(64, 64, 4, 1)
@@ -294,12 +295,17 @@ def tile_config(
     return tiles
 
 
+def _width(qk_dim: int, v_dim: int) -> int:
+    """The table's width for head dims."""
+    return max(64, padded(qk_dim), padded(v_dim))
+
+
 @cache
 def table_config(
     kernel: Kernel, dtype: torch.dtype, qk_dim: int, v_dim: int, shared_limit: int
 ) -> TileConfig:
     """The table's tiles, cut until they fit `shared_limit` bytes of shared memory."""
-    width = max(64, padded(qk_dim), padded(v_dim))
+    width = _width(qk_dim, v_dim)
     if (chosen := _pinned.get((kernel, width))) is not None:
         return chosen
     if dtype == torch.float32:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from jagbench.cli.reading import RESULTS, claims_under, records_under, refusal
+from jagbench.cli.reading import BY_BANDWIDTH, RESULTS, claims_under, records_under, refusal
 from jagbench.compare import a_a
 from jagbench.compare import compare as compare_records
 from jagbench.compare_view import false_alarm_lines, show, show_by_hardware
@@ -56,7 +56,7 @@ def compare(
             click.echo(found.to_json() if as_json else "\n".join(false_alarm_lines(found)))
             sys.exit(0 if found.rate <= alpha else 1)
         if by == "hardware" and not sides:
-            show_by_hardware(records, console, claims_under([results]))
+            show_by_hardware(records, console, claims_under([results]), BY_BANDWIDTH)
             return
         if len(sides) != 2:
             raise click.UsageError(f"two sides are compared, {len(sides)} were named")
