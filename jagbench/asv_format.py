@@ -84,6 +84,10 @@ QUANTITIES = {
             "track_mfu", "MFU", "% of the datasheet's peak", "higher",
             lambda r: _scaled(r.mfu(r.datasheet), 100.0),
         ),
+        Quantity(
+            "track_bandwidth", "GB/s", "GB/s of the least traffic", "higher",
+            lambda r: _scaled(r.bytes_per_second, 1e-9),
+        ),
         Quantity("track_qps", "QPS", "sequences/s", "higher", lambda r: r.sequences_per_second),
     )
 }  # fmt: skip

@@ -47,6 +47,7 @@ def value_of(folder, quantity, **changes):
         ("track_tflops", 500.0),
         ("track_mfu", 12.5),
         ("track_qps", 32000.0),
+        ("track_bandwidth", 5e-7),
     ],
 )
 def test_a_record_becomes_a_number_of_each_quantity(tmp_path, quantity, expected):
