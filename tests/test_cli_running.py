@@ -89,9 +89,15 @@ os.kill(parent, {int(number)})
 time.sleep(600)
 """
     fake_worker.install(tmp_path, monkeypatch, code)
+    outside = signal.getsignal(number)
+    if outside is signal.SIG_IGN:  # under nohup, or in the background of a shell
+        signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
-    done = call(f"--results={tmp_path / 'results'}")
-    assert signal.getsignal(number) is before
+    try:
+        done = call(f"--results={tmp_path / 'results'}")
+        assert signal.getsignal(number) is before
+    finally:
+        signal.signal(number, outside)
     assert done.exit_code == 130
     assert "what was finished is kept" in done.output
     assert len([r for p in tmp_path.rglob("*.jsonl") for r in store.read(p).records]) == 1

@@ -303,13 +303,20 @@ def command(results, *more):
     ]  # fmt: skip
 
 
+def heeding():
+    """A process whose shell ignores an interrupt (nohup, a job in the background) heeds it again."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def kept(results: Path):
     return [r for path in results.rglob("*.jsonl") for r in store.read(path).records]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_stopped_keeps_what_is_finished_and_goes_on_from_there(tmp_path, how):
-    with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command(tmp_path), stdout=subprocess.PIPE, text=True, preexec_fn=heeding
+    ) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(4)]
         assert all(" ms; " in line for line in lines), lines
