@@ -12,7 +12,7 @@ Sources: Meta's ads_model_kernel_library (the list and its constants); GELU and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -271,6 +271,16 @@ def activation(name: str) -> Function:
 def derivative(name: str) -> Function:
     """The derivative of the function of a name; ValueError for an unknown one."""
     return _find(name).derivative
+
+
+def by_head(names: str | Sequence[str], heads: int) -> Sequence[str]:
+    """One known name a head, from one for all or from as many; ValueError for any other."""
+    each = [names] * heads if isinstance(names, str) else list(names)
+    if len(each) != heads:
+        raise ValueError(f"{len(each)} activations are named for {heads} heads")
+    for name in each:
+        _find(name)
+    return each
 
 
 def _find(name: str) -> Activation:

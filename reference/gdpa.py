@@ -58,7 +58,7 @@ def gdpa(
     """
     arguments.check_values(q, k, v)
     mask = arguments.Mask(causal, align, window, prefix, last_full)
-    names = _names(activation, q.shape[1])
+    names = activations.by_head(activation, q.shape[1])
     q_lengths, k_lengths = arguments.both_lengths(q, k, q_offsets, k_offsets, max_q_len, max_k_len)
     total_q, total_k = sum(q_lengths), sum(k_lengths)
     dense = q_offsets is None
@@ -97,16 +97,6 @@ def _activate(names: Sequence[str], scores: Tensor) -> Tensor:
         return activations.activation(names[0])(wide).to(scores.dtype)
     heads = [activations.activation(name)(x) for name, x in zip(names, wide, strict=True)]
     return torch.stack(heads).to(scores.dtype)
-
-
-def _names(activation: str | Sequence[str], heads: int) -> Sequence[str]:
-    """One known activation name a head."""
-    names = [activation] * heads if isinstance(activation, str) else list(activation)
-    if len(names) != heads:
-        raise ValueError(f"{len(names)} activations are named for {heads} heads")
-    for name in names:
-        activations.activation(name)
-    return names
 
 
 def gdpa_flops(inputs: Inputs) -> int:
