@@ -21,6 +21,7 @@ from jagbench.impl.kernels.operators import define
 from jagbench.impl.kernels.packed_arguments import check_packed_offsets, check_values_of_offsets
 from jagbench.mx import (
     ALONG_COLUMNS,
+    ALONG_ROWS,
     SQUARE,
     Block,
     ElemDtype,
@@ -92,14 +93,10 @@ def mx_quantize(
         raise ValueError(
             f"{_QUANTIZE}: scale_layout must be 'plain' or 'swizzled', got {scale_layout!r}"
         )
+    check_hadamard(hadamard)
+    if offsets is not None and block == ALONG_ROWS:
+        _refuse_jagged_rows(x, hadamard, scale_layout)
     _check_hadamard(x, block, hadamard, hadamard_seed)
-    if offsets is not None and block == (32, 1):
-        for called, wanted in (("hadamard", hadamard is not None),
-                               ("scale_layout", scale_layout == "swizzled")):  # fmt: skip
-            if wanted:
-                raise NotImplementedError(
-                    f"{_QUANTIZE}: no {called} along the rows of a jagged tensor {tuple(x.shape)}"
-                )
     codes, scales = _quantize_op(
         x.detach(), None if offsets is None else offsets.contiguous(), elem_dtype, list(block),
         scale_mode, seed, int(Stream(stream)), hadamard, hadamard_seed or 0,
@@ -161,9 +158,7 @@ def as_float8(codes: Tensor, elem_dtype: ElemDtype) -> Tensor:
     return codes.view(_FLOAT8[elem_dtype])
 
 
-def _check_shape(
-    operator: str, name: str, x: Tensor, block: Block, offsets: Tensor | None
-) -> None:
+def _check_shape(operator: str, name: str, x: Tensor, block: Block, offsets: Tensor | None) -> None:
     """Refuse what has too few dims for its blocks and offsets, and offsets that do not fit."""
     if not isinstance(x, Tensor):
         raise ValueError(f"{operator}: {name} must be a tensor, got {type(x).__name__}")
@@ -187,12 +182,27 @@ def _check_dtype(x: Tensor) -> None:
         )
 
 
+def _refuse_jagged_rows(x: Tensor, hadamard: int | None, layout: ScaleLayout) -> None:
+    """What nobody has defined for blocks along the rows of sequences."""
+    if hadamard is not None:
+        raise NotImplementedError(
+            f"{_QUANTIZE}: no hadamard {hadamard} along the rows of a jagged tensor "
+            f"{tuple(x.shape)}"
+        )
+    if layout != "plain":
+        raise NotImplementedError(
+            f"{_QUANTIZE}: no scale_layout {layout!r} along the rows of a jagged tensor "
+            f"{tuple(x.shape)}"
+        )
+
+
 def _check_hadamard(x: Tensor, block: Block, size: int | None, seed: int | None) -> None:
     """Refuse a transform that has no seed or does not fit, and a seed of none."""
-    check_hadamard(size)
     if size is None:
         if seed is not None:
-            raise ValueError(f"{_QUANTIZE}: without hadamard no seed of signs is used, got {seed!r}")
+            raise ValueError(
+                f"{_QUANTIZE}: without hadamard no seed of signs is used, got {seed!r}"
+            )
         return
     check_seed(seed)
     if block == SQUARE:

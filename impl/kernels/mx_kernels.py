@@ -24,7 +24,7 @@ QUANTISE_COUNTS = [
 ]
 
 
-# -- where ------------------------------------------------------------------------------------------
+# -- where -----------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def _rows_of_tile(
     return first, used, stop
 
 
-# -- random bits ------------------------------------------------------------------------------------
+# -- random bits -----------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -120,7 +120,7 @@ def _draws(row, first_column, low, high, STREAM: tl.constexpr, COLUMNS: tl.const
     return tl.reshape(words, [ROWS, COLUMNS])
 
 
-# -- Hadamard ---------------------------------------------------------------------------------------
+# -- Hadamard --------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -128,6 +128,16 @@ def _signs(low, high, STREAM: tl.constexpr, SIZE: tl.constexpr):
     """Sign bit of every position of a group, uint32 `[SIZE]`: row 0 of a stream of the seed."""
     bits = _draws(tl.zeros([1], dtype=tl.int64), 0, low, high, STREAM, SIZE)
     return tl.reshape(bits, [SIZE]) & 0x80000000
+
+
+@triton.jit
+def _butterflies(x, NEAR: tl.constexpr):
+    """Sums and differences of elements NEAR apart, in the places of the first and the second."""
+    ROWS: tl.constexpr = x.shape[0]
+    COLUMNS: tl.constexpr = x.shape[1]
+    pairs = tl.reshape(x, [ROWS, COLUMNS // (2 * NEAR), 2, NEAR])
+    a, b = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
+    return tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), [ROWS, COLUMNS])
 
 
 @triton.jit
@@ -145,14 +155,11 @@ def _turn(x, low, high, STREAM: tl.constexpr, SIZE: tl.constexpr, ROOT: tl.const
     x = tl.reshape(bits, [ROWS, COLUMNS]).to(tl.float32, bitcast=True)
     for step in tl.static_range(6):
         if (1 << step) < SIZE:
-            near: tl.constexpr = 1 << step
-            pairs = tl.reshape(x, [ROWS, COLUMNS // (2 * near), 2, near])
-            a, b = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
-            x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), [ROWS, COLUMNS])
+            x = _butterflies(x, 1 << step)
     return x * ROOT
 
 
-# -- codes ------------------------------------------------------------------------------------------
+# -- codes -----------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -183,15 +190,13 @@ def _spread(scale, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     elif BC == COLUMNS:
         whole = tl.broadcast_to(scale[:, None, :], [BR, ROWS // BR, COLUMNS])
     else:
-        whole = tl.broadcast_to(
-            scale[:, None, :, None], [BR, ROWS // BR, BC, COLUMNS // BC]
-        )
+        whole = tl.broadcast_to(scale[:, None, :, None], [BR, ROWS // BR, BC, COLUMNS // BC])
     return tl.reshape(whole, [ROWS, COLUMNS])
 
 
 @triton.jit
 def _block_maxima(bits, BR: tl.constexpr, BC: tl.constexpr):
-    """Largest of every block of BR x BC of magnitudes' bits (int32), which order as magnitudes do."""
+    """Largest of every block of BR x BC of bits of magnitudes (int32), which order as they do."""
     ROWS: tl.constexpr = bits.shape[0]
     COLUMNS: tl.constexpr = bits.shape[1]
     if BC > 1:
@@ -222,7 +227,7 @@ def _nearest(scaled, sign, limit, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
 
 @triton.jit
 def _stochastic(scaled, sign, limit, random, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
-    """As `_nearest`, up with the probability of the part cut off: random (uint32) is added below."""
+    """As `_nearest`, but up with the probability of the part cut off, by random bits (uint32)."""
     bits = scaled.to(tl.int32, bitcast=True) & _ABSOLUTE
     # Exponents above the smallest normal one, and below it.
     exponent = (bits >> 23) - (128 - BIAS)
@@ -292,7 +297,7 @@ def _codes(
     return codes
 
 
-# -- scales -----------------------------------------------------------------------------------------
+# -- scales ----------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -337,7 +342,7 @@ def _store_scales(
         tl.store(out + _swizzled(each[:, None], block[None, :], blocks), wide, mask=inside)
 
 
-# -- kernels ----------------------------------------------------------------------------------------
+# -- kernels ---------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=QUANTISE_COUNTS)

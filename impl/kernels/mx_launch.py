@@ -117,14 +117,20 @@ _MOST_COLUMNS = 256
 _INTERPRETED = 1 << 16
 
 
-def mx_tiles(block: Block, rows: int, columns: int, hadamard: int | None = None) -> MxTiles:
+def mx_tiles(
+    block: Block,
+    rows: int,
+    columns: int,
+    hadamard: int | None = None,
+    interpreted: bool = INTERPRET.value,
+) -> MxTiles:
     """Tiles of a matrix: whole blocks and groups, no wider than the matrix needs."""
-    elements = _INTERPRETED if INTERPRET.value else _ELEMENTS
+    elements = _INTERPRETED if interpreted else _ELEMENTS
     wide = max(BLOCK_SIZE, hadamard or 0)
     if block[0] > 1:
         tall = wide if block[1] == 1 else BLOCK_SIZE
         return MxTiles(tall, min(max(BLOCK_SIZE, padded(columns)), elements // tall), _WARPS)
-    most = elements // 16 if INTERPRET.value else _MOST_COLUMNS
+    most = elements // 16 if interpreted else _MOST_COLUMNS
     across = min(max(wide, padded(columns)), most)
     return MxTiles(min(elements // across, padded(rows)), across, _WARPS)
 
@@ -143,11 +149,11 @@ class Matrices:
     def of(x: Tensor, offsets: Tensor | None, flat: bool = False) -> Matrices:
         """Views of x, or of a copy where its columns are apart. flat: all rows are one matrix."""
         if x.dim() == 1 or (flat and offsets is None):
-            view = x.reshape(1, -1, x.shape[-1])
+            view = x.reshape(1, math.prod(x.shape[:-1]), x.shape[-1])
         elif offsets is None:
-            view = x.reshape(-1, *x.shape[-2:])
+            view = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
         else:
-            view = x.reshape(x.shape[0], -1, x.shape[-1]).transpose(0, 1)
+            view = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]).transpose(0, 1)
         fits = view.stride(2) == 1 or view.shape[2] == 1
         if not fits or view.stride(1) >= LARGEST_ROW_STRIDE:
             # Of x, not of the view: the copy is laid out as the result will be.
@@ -192,7 +198,7 @@ def _tile_counts(
     source: Matrices, form: Format, tiles: MxTiles, end: int, scale_rows: int
 ) -> tuple[int, int]:
     """Tiles of rows and of columns that cover data, scales and, if swizzled, their padding."""
-    _, rows, columns = source.sizes
+    columns = source.sizes[2]
     if form.block[0] > 1 and source.offsets is not None:
         row_tiles = end // BLOCK_SIZE + source.batch + 1
     elif form.swizzled and form.block[1] == 1:
