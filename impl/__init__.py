@@ -4,6 +4,7 @@ from jagbench.impl.choices import configuration, describe, pin
 from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
+from jagbench.impl.kernels.mx import mx_dequantize, mx_quantize
 from jagbench.impl.kernels.norm_linear import norm_linear
 from jagbench.impl.kernels.pffn_block import pffn_block
 from jagbench.impl.kernels.rotary import rotary
@@ -16,6 +17,8 @@ __all__ = [
     "describe",
     "gdpa",
     "jagged_attention",
+    "mx_dequantize",
+    "mx_quantize",
     "norm_linear",
     "pffn_block",
     "pin",

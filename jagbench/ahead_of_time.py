@@ -42,11 +42,12 @@ SHARED_LIMITS: Mapping[int, int] = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10
 #: SASS opcode of a 16-bit (or tf32) matrix product: mma.sync, wgmma, tcgen05.mma, mma.sync.
 MATRIX_OPCODES: Mapping[int, str | None] = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
 #: SASS opcodes that a record counts: matrix products, copies to shared memory (LDGSTS is cp.async,
-#: UTMA* are TMA, USETMAXREG is setmaxnreg), and the local loads and stores that a spill makes.
+#: UTMA* are TMA, USETMAXREG is setmaxnreg), conversions to narrow floats in pairs, loads and stores
+#: of 16 bytes a thread, and the local loads and stores that a spill makes.
 OPCODES = (
     *("HMMA", "IMMA", "DMMA", "QMMA", "OMMA", "HGMMA", "QGMMA", "IGMMA"),
     *("UTCHMMA", "UTCQMMA", "UTCOMMA", "LDGSTS", "UTMALDG", "UTMASTG", "UTMAREDG", "USETMAXREG"),
-    *("STL", "LDL"),
+    *("F2FP", "LDG.E.128", "STG.E.128", "STL", "LDL"),
 )
 #: Module with the compile cases of the project's own kernels.
 DEFAULT_CASES = "jagbench.impl.kernels.compile_cases"
@@ -273,7 +274,7 @@ def _inspect(cubin: bytes) -> tuple[Mapping[str, int], Mapping[str, int]]:
     if figures is None:
         raise RuntimeError(f"cuobjdump told no resource usage: {usage[-500:]!r}")
     names = ("REG", "STACK", "SHARED", "LOCAL")
-    found = Counter(re.findall(rf"\b({'|'.join(OPCODES)})\b", assembly))
+    found = Counter(re.findall(rf"\b({'|'.join(map(re.escape, OPCODES))})\b", assembly))
     return dict(zip(names, map(int, figures.groups()), strict=True)), dict(sorted(found.items()))
 
 

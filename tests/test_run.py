@@ -304,7 +304,7 @@ def command(results, *more):
 
 
 def heeding():
-    """A process whose shell ignores an interrupt (nohup, a job in the background) heeds it again."""
+    """Heed interrupts again in a process whose shell ignores them: a job in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -17,6 +17,7 @@ from jagbench.impl.kernels.hopper.forward_launch import (
     MAX_REGISTERS,
     forward_tiles,
 )
+from jagbench.impl.kernels.mx_compile_cases import CASES as MX_CASES
 from jagbench.impl.kernels.norm_compile_cases import NORM_CASES
 from jagbench.impl.kernels.tiles import LAST, LAST_CAUSAL, PREFIX
 from jagbench.impl.kernels.tuning import Kernel, TileConfig, padded, table_config
@@ -429,4 +430,5 @@ CASES: tuple[CompileCase, ...] = (
     _hopper_backward_short("bf16", 128, _FAST_GELU, "fast_gelu"),
     *BLOCK_CASES,
     *NORM_CASES,
+    *MX_CASES,
 )
