@@ -11,7 +11,7 @@ from torch import Tensor
 from jagbench.impl.kernels.attention_launch import multiprocessors
 from jagbench.impl.kernels.hopper.descriptors import jagged_descriptor
 from jagbench.impl.kernels.hopper.support import device_problem, tma_layout
-from jagbench.impl.kernels.relaunch import relaunch
+from jagbench.impl.kernels.relaunch import relaunch, traits
 from jagbench.impl.kernels.tuning import note_used
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def launch_norm_product(
     columns = -(-width // COLUMNS)
     lanes = max(1, min(multiprocessors(x) // columns, -(-total // (GROUPS * BLOCK_ROWS))))
     steps = -(-features // DEPTH)
+    # Stand-ins for what the constants say is not read.
     offsets = statistics if call.offsets is None else call.offsets
+    shift = statistics if bias is None else bias
     constants = (
         GROUPS, steps, stages_of(steps), call.norm, bias is not None, call.offsets is not None,
         BUFFERS,
@@ -81,10 +83,11 @@ def launch_norm_product(
     tiles = f"{BLOCK_ROWS}x{COLUMNS}x{DEPTH} weight resident, {stages_of(steps)} stages"
     note_used("hopper_norm_product", tiles)
     relaunch(
-        _kernel(), lanes * columns, x.device, (x.dtype, offsets.dtype, constants),
+        _kernel(), lanes * columns, x.device,
+        (x.dtype, traits(shift, statistics, offsets), constants),
         jagged_descriptor(x, BLOCK_ROWS, DEPTH), jagged_descriptor(weight, COLUMNS, DEPTH),
         jagged_descriptor(out.unsqueeze(1), BLOCK_ROWS, COLUMNS // 2),
-        statistics if bias is None else bias, statistics, offsets, call.batch, total, columns,
+        shift, statistics, offsets, call.batch, total, columns,
         width, features, call.eps, *constants, num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
 
