@@ -18,10 +18,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from jagbench.codes import judge_codes
 from jagbench.exact import exact_maths
 from jagbench.execution import Outcome, run
 from jagbench.inputs import Inputs
 from jagbench.spec import PAIRS, SHARED
+from jagbench.verdict import Accuracy as Accuracy
 
 #: Query-key pairs (visible or not) a slice of the truth may hold: bounds its float64 scores.
 PAIRS_PER_SLICE = 1 << 22
@@ -29,40 +31,6 @@ PAIRS_PER_SLICE = 1 << 22
 PAIRS_PER_SLICE_GPU = 1 << 23
 #: Mean pairs a sequence below which a CPU gets through a slice sooner than a GPU launches it.
 PAIRS_FOR_A_GPU = 2048
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Error of one tensor against float64, beside the error it was allowed.
-
-    name: "out", "lse", "grad q", ...
-    error, allowed: normwise, ||x - truth|| and its budget.
-    worst_error, worst_allowed: largest element of |x - truth| and its budget.
-    worst_index: index of that element; worst_sequence, worst_position: the sequence that holds it
-        and the row within that sequence (None for an argument shared by all sequences).
-    bad_sequence: the sequence whose own normwise error is furthest over its budget, if any is.
-    snr_db: 10 log10(||truth||^2 / ||x - truth||^2); inf for an exact result.
-    naive_error: normwise error of the reference in the same dtype.
-    problem: what is wrong, in words; None if the tensor is within every budget.
-    """
-
-    name: str
-    error: float
-    allowed: float
-    naive_error: float
-    worst_error: float
-    worst_allowed: float
-    worst_index: tuple[int, ...]
-    worst_sequence: int | None
-    worst_position: int | None
-    bad_sequence: int | None
-    snr_db: float
-    problem: str | None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the tensor is within every budget."""
-        return self.problem is None
 
 
 def judge(
@@ -73,6 +41,8 @@ def judge(
     inputs: the call, with its upstream gradient if the outcome holds gradients.
     outcome: what the implementation returned (`execution.run`).
     """
+    if inputs.operator.codes is not None:
+        return judge_codes(inputs, outcome)
     with exact_maths():
         return _judge(inputs, outcome, pairs_per_slice)
 

@@ -22,13 +22,16 @@ def cases(
 ) -> Iterator[result.Case]:
     """What there is to measure of an implementation on a workload.
 
-    Where the implementation offers `prepare`, each region is measured with and without it, and the
+    Of an operator without gradients the forward alone. Where the implementation offers `prepare`,
+    each region is measured with and without it, and the
     preparation alone beside the forward.
     """
     preparations: tuple[result.Preparation, ...] = ("none",)
     if callable(getattr(implementation.namespace, "prepare", None)):
         preparations = ("included", "excluded", "alone")
     for region in regions:
+        if region != "forward" and not workload.differentiable:
+            continue
         for preparation in preparations:
             if preparation == "alone" and region != "forward":
                 continue

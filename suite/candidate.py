@@ -165,6 +165,8 @@ def same_values(a: Tensor, b: Tensor) -> bool:
 
 
 def _plain(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        return x
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     normal = torch.where(x == 0, torch.zeros_like(x), x)
     return torch.where(torch.isnan(x), torch.full_like(x, float("nan")), normal).view(word)

@@ -75,9 +75,10 @@ def floats(inputs: Inputs, change: Layout, *, names: Sequence[str] | None = None
 
 
 def packed(inputs: Inputs) -> tuple[str, ...]:
-    """Names of the arguments that have a gradient and rows of their own (q, k and v; x)."""
+    """Names of the arguments of values that have rows of their own (q, k and v; x)."""
     operator, given = inputs.operator, inputs.tensors()
-    names = (n for n in operator.differentiable if n in given)
+    # Where there are gradients, these are the arguments that have one.
+    names = [n for n in operator.differentiable or operator.layout if n in given]
     return tuple(n for n in names if operator.layout[n] in operator.offsets_arguments)
 
 

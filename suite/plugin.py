@@ -38,6 +38,7 @@ MARKS = (
     "cases(every, limit, where): workloads a test runs on, all of the session or a few",
     "operators_with(*parameters): run for operators whose signature has these parameters",
     "operator(name): a property of one operator alone",
+    "differentiable: run for operators that have gradients, not for those whose outputs are codes",
     "combinations(where): which of a test's parameters mean something together",
     "needs_gpu(reason): cannot be shown on a CPU",
     "xdist_group(name): tests that share a process, known here for want of pytest-xdist",

@@ -70,7 +70,7 @@ def attention(
         raise ValueError(f"{record.name} has no options {sorted(unknown)}")
     required = {n: v for n, v in REQUIRED.items() if n in known}
     width = (v_dim,) if "weight" in names else (heads, v_dim if "v" in arguments else dim)
-    upstream = draw(sum(q_lengths), *width)
+    upstream = draw(sum(q_lengths), *width) if record.differentiable else None
     return Inputs(record, arguments, {**required, **options}, upstream)
 
 
