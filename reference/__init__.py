@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from jagbench.reference.block_attention import BLOCK_ATTENTION, block_attention
 from jagbench.reference.gdpa import GDPA, gdpa
 from jagbench.reference.jagged_attention import JAGGED_ATTENTION, jagged_attention
-from jagbench.reference.mx import mx_quantize
+from jagbench.reference.mx import mx_dequantize, mx_quantize
 from jagbench.reference.mx_operator import MX_QUANTIZE
 from jagbench.reference.norm_linear import NORM_LINEAR, norm_linear
 from jagbench.reference.pffn_block import PFFN_BLOCK, pffn_block
@@ -36,6 +36,7 @@ __all__ = [
     "block_attention",
     "gdpa",
     "jagged_attention",
+    "mx_dequantize",
     "mx_quantize",
     "norm_linear",
     "pffn_block",
