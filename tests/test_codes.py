@@ -1,17 +1,25 @@
 """The judge of outputs that are codes, and mx_quantize as an operator of such outputs."""
 
+import importlib.util
+
 import pytest
 import torch
+from recording import tree
+from repository import ROOT
 
+from jagbench import html
 from jagbench.accuracy import judge
 from jagbench.codes import judge_codes
 from jagbench.execution import run
 from jagbench.implementation import of_functions
 from jagbench.inputs import Inputs
+from jagbench.measure import Settings, measure
 from jagbench.mx import BLOCKS, SQUARE
 from jagbench.reference import OPERATORS, mx_quantize
+from jagbench.result import Record
 from jagbench.ring import Ring
 from jagbench.suite import explain
+from jagbench.timing import QUICK
 from jagbench.work import cases, work
 from jagbench.workloads import CATALOGUE, select
 
@@ -178,6 +186,74 @@ def test_a_ring_of_calls_has_new_values_each_time(name):
         assert problems(ring.inputs(0), outputs) == []
         seen.append(outputs["codes"])
     assert not torch.equal(seen[0], seen[1]) or not torch.equal(seen[1], seen[2])
+
+
+def test_a_backward_that_is_asked_for_all_the_same_is_unsupported():
+    workload = CATALOGUE["mx_quantize-1x32-smoke"]
+    implementation = of_functions("mine", mx_quantize=mx_quantize)
+    forward = next(iter(cases(implementation, workload, torch.float32)))
+    record = measured(implementation, workload, forward.model_copy(update={"region": "backward"}))
+    assert record.outcome == "unsupported"
+    assert record.reason == "region 'backward' of an operator without gradients"
+
+
+def measured(implementation, workload, case):
+    how = Settings(rule=QUICK, ceilings=False, second_clock=False)
+    return measure(implementation, workload, case, torch.device("cpu"), settings=how, session="a")
+
+
+def record_of(function):
+    workload = CATALOGUE["mx_quantize-1x32-smoke"]
+    implementation = of_functions("mine", mx_quantize=function)
+    case = next(iter(cases(implementation, workload, torch.float32)))
+    return measured(implementation, workload, case)
+
+
+def test_a_record_counts_the_bytes_that_differ():
+    record = record_of(mx_quantize)
+    assert record.outcome == "measured"
+    assert [(a.name, a.error, a.allowed) for a in record.accuracies] == [
+        ("codes", 0.0, 0.0), ("scales", 0.0, 0.0)
+    ]  # fmt: skip
+
+
+def test_one_wrong_byte_costs_the_time():
+    def off_by_one(*arguments, **options):
+        codes, scales = mx_quantize(*arguments, **options)
+        scales[0, 0] += 1
+        return codes, scales
+
+    record = record_of(off_by_one)
+    assert (record.outcome, record.timing) == ("wrong", None)
+    assert record.reason.startswith("scales: 1 of 234 bytes differ")
+
+
+def test_reports_show_an_operator_without_gradients(tmp_path):
+    made = tree(
+        case__operator="mx_quantize", case__workload="mx_quantize-1x32-m1048576-k512",
+        case__preparation="none", work__flop=0, work__model_flop=0,
+    )  # fmt: skip
+    record = Record.model_validate(made)
+    path = tmp_path / "page.html"
+    html.write_report([record], path, by_bandwidth=frozenset({"mx_quantize"}))
+    assert "mx_quantize-1x32-m1048576-k512" in path.read_text()
+
+
+def test_the_readme_table_of_an_operator_without_gradients_is_the_forward_alone(monkeypatch):
+    path = ROOT / "benchmarks" / "readme_table.py"
+    spec = importlib.util.spec_from_file_location("readme_table", path)
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    workload = "mx_quantize-1x32-m1048576-k512"
+    made = tree(
+        case__operator="mx_quantize", case__workload=workload, case__preparation="none",
+        work__flop=0, work__model_flop=0,
+    )  # fmt: skip
+    monkeypatch.setattr(table, "records", lambda: [Record.model_validate(made)])
+    lines = table.table().splitlines()
+    assert "| `mx_quantize`, GB/s (share of a copy's) forward | jagbench.impl |" in lines
+    row = next(line for line in lines if "m1048576" in line)
+    assert "/" not in row
 
 
 def test_every_workload_of_codes_says_that_it_has_no_gradients():

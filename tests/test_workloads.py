@@ -90,10 +90,10 @@ def test_every_smoke_workload_is_judged_on_a_device_too():
     assert all("conformance" in w.purposes for w in SMOKE)
 
 
-def test_full_covers_conformance_except_the_twins_of_presets():
+def test_full_covers_conformance_except_the_twins_of_full_sizes():
     missing = [w for w in select(purpose="conformance") if "full" not in w.purposes]
-    presets = {"published", "ladder"}
-    assert all(presets & w.tags and w.name.endswith("-smoke") for w in missing)
+    twins_of = {"published", "ladder", "comparison"}
+    assert all(twins_of & w.tags and w.name.endswith("-smoke") for w in missing)
 
 
 def test_full_size_calls_fit_one_device_in_float32_with_their_gradients():

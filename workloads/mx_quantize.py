@@ -23,6 +23,7 @@ from jagbench.workloads.values import HeavyTailed, Normal, ValueLaw, draw_values
 _SMOKE = frozenset({"smoke", "conformance", "full"})
 _DEVICE = frozenset({"conformance", "full"})
 _FULL = frozenset({"full"})
+_TWIN = frozenset({"smoke", "conformance"})
 _NORMAL = Normal()
 
 
@@ -147,7 +148,7 @@ def _large() -> Iterator[Workload]:
         packed = QuantizeRecipe(1024, _COLUMNS, jagged, block=block)
         yield _workload(f"{_name(block)}-jagged-history", packed, _FULL, "production", COMPARISON)
         twin = QuantizeRecipe(3, 96, UniformFill(0.5, 60), block=block)
-        yield _workload(f"{_name(block)}-smoke", twin, _SMOKE, "production", COMPARISON)
+        yield _workload(f"{_name(block)}-smoke", twin, _TWIN, "production", COMPARISON)
     for block in (ALONG_COLUMNS, SQUARE):
         drawn = QuantizeRecipe(
             None, _COLUMNS, Fixed(_ROWS), block=block, rounding="stochastic", rounding_seed=7

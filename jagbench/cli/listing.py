@@ -42,7 +42,7 @@ def operators(only: str | None) -> None:
         if only in (None, operator.name):
             click.echo(f"{operator.name}{operator.signature}")
             click.echo(f"    defined in: {operator.paper}")
-            gradients = ", ".join(operator.differentiable) or "none; outputs are codes"
+            gradients = ", ".join(operator.differentiable) or "nothing: its outputs are codes"
             click.echo(f"    gradients of: {gradients}")
             click.echo(f"    workloads: {len(select(operator=operator.name))}")
 
