@@ -27,6 +27,7 @@ MODULES = (
     "blocks",
     "norms",
     "blocks_of_pffn",
+    "quantisers",
 )
 #: What the suite's own assertions raise.
 ASSERTIONS = ("AssertionError", "Failed")

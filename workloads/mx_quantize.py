@@ -280,9 +280,11 @@ def _edges() -> Iterator[Workload]:
         kind: OffsetsType = "int32" if int32 else "int64"
         for block in BLOCKS:
             few = block == ALONG_COLUMNS and "padding" not in name
+            # Magnitudes differ from row to row, so that a block of other rows has another scale.
             recipe = QuantizeRecipe(
-                len(lengths), 40, Explicit(lengths), block=block, padding=padding, offsets_type=kind
-            )
+                len(lengths), 40, Explicit(lengths), block=block, values=BoundaryMaxima(),
+                padding=padding, offsets_type=kind,
+            )  # fmt: skip
             purposes = _DEVICE if few or block == ALONG_ROWS else _SMOKE
             yield _workload(f"{_name(block)}-{name}", recipe, purposes, "adversarial")
     for block in BLOCKS:

@@ -18,8 +18,8 @@ from jagbench.workloads.values import Block
 _FRACTION_BITS = 23  # of a float32
 _BIAS = 127
 _LARGEST = 0x7F7FFFFF
-#: Binades that the other elements of a block lie below its largest.
-_BINADES = 12
+#: Binades that the other elements of a block lie below its largest at most: E5M2 has 32.
+_BINADES = 34
 #: Fractions of a float32 at which a scale mode turns: of 1, of the largest numbers of E2M1 (1.5)
 #: and of E4M3 and E5M2 (1.75), and those from which EVEN rounds up (1.75, 1.875, 1.9375).
 _FRACTIONS = (0, 0x400000, 0x600000, 0x700000, 0x780000)
@@ -114,7 +114,8 @@ def _top(block: Block) -> Tensor:
 def _under(block: Block, peak: Tensor) -> Tensor:
     """Values of either sign at most as large as those of the bits `peak`, and some as large."""
     lanes = (block.uniform() * counter.LANE).to(torch.int64)
-    # Floats of one sign are ordered as their bits are.
-    below = (peak - ((lanes >> 1) * (_BINADES << _FRACTION_BITS) >> 15)).clamp(min=0)
+    # Floats of one sign are ordered as their bits are. The square favours those near the largest.
+    share = (lanes >> 1) ** 2
+    below = (peak - (share * (_BINADES << _FRACTION_BITS) >> 30)).clamp(min=0)
     magnitude = torch.where(_top(block), peak, below).to(torch.int32).view(torch.float32)
     return torch.where(lanes % 2 == 1, -magnitude, magnitude)

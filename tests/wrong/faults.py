@@ -5,6 +5,7 @@ from __future__ import annotations
 from wrong.block_faults import BLOCK_FAULTS
 from wrong.fault import Fault
 from wrong.fault import on_workloads as _on
+from wrong.mx_faults import MX_FAULTS
 from wrong.norm_faults import NORM_FAULTS
 from wrong.pffn_faults import PFFN_FAULTS
 
@@ -439,4 +440,5 @@ FAULTS: tuple[Fault, ...] = (
     *BLOCK_FAULTS,
     *NORM_FAULTS,
     *PFFN_FAULTS,
+    *MX_FAULTS,
 )
