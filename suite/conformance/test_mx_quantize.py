@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jagbench.execution import named_outputs
-from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, BLOCKS, NAN_SCALE_CODE, SQUARE, Block, ElemDtype
+from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, NAN_SCALE_CODE, SQUARE, Block, ElemDtype
 from jagbench.reference.mx import mx_dequantize
 from jagbench.reference.mx_formats import format_of
 from jagbench.suite import shapes
@@ -146,7 +146,7 @@ def test_a_block_with_what_is_no_number_has_the_scale_nan(
     candidate: Candidate, value: str, block: Block
 ) -> None:
     """Scale code 255 there; every other block is as it was."""
-    x = normal(candidate, 70, 80)
+    x = normal(candidate, 64, 96)
     clean_codes, clean_scales = quantize(candidate, x, block=block)
     x[40, 37] = float(value)
     codes, scales = quantize(candidate, x, block=block)
@@ -169,7 +169,7 @@ def test_a_power_of_two_moves_the_scale_and_no_code(
 ) -> None:
     """q(2^k x) has the codes of q(x) and scale codes k higher."""
     # Far from the subnormals of half precision, so that the products are exact.
-    x = normal(candidate, 70, 72)
+    x = normal(candidate, 64, 96)
     x = torch.where(x.abs() < 2**-6, 1.0, x)
     codes, scales = quantize(candidate, x, block=block, scale_mode=mode)
     for power in (-5, 9) if x.dtype == torch.float16 else (-60, 70):
@@ -178,22 +178,24 @@ def test_a_power_of_two_moves_the_scale_and_no_code(
         assert torch.equal(louder[1].int(), scales.int() + power)
 
 
-@OF_EVERY_TYPE
-@OF_EVERY_MODE
+@OF_EVERY_BLOCK
+@pytest.mark.parametrize(
+    ("mode", "elem_dtype"),
+    [("rceil", "e4m3"), ("floor", "e4m3"), ("ceil", "e5m2"), ("even", "e2m1"), ("floor", "e2m1")],
+)
 def test_values_that_were_quantised_come_back(
-    candidate: Candidate, elem_dtype: ElemDtype, mode: str
+    candidate: Candidate, elem_dtype: ElemDtype, mode: str, block: Block
 ) -> None:
     """Quantised again, every value is the same; in FLOOR every code too."""
-    x = normal(candidate, 70, 96)
-    for block in BLOCKS:
-        options: dict[str, Any] = {"elem_dtype": elem_dtype, "block": block}
-        codes, scales = quantize(candidate, x, scale_mode=mode, **options)
-        once = mx_dequantize(codes, scales, dtype=x.dtype, **options)
-        again = quantize(candidate, once, scale_mode=mode, **options)
-        assert torch.equal(mx_dequantize(*again, dtype=x.dtype, **options), once)
-        if mode == "floor":
-            assert torch.equal(again[0], codes)
-            assert torch.equal(again[1], scales)
+    x = normal(candidate, 64, 96)
+    options: dict[str, Any] = {"elem_dtype": elem_dtype, "block": block}
+    codes, scales = quantize(candidate, x, scale_mode=mode, **options)
+    once = mx_dequantize(codes, scales, dtype=x.dtype, **options)
+    again = quantize(candidate, once, scale_mode=mode, **options)
+    assert torch.equal(mx_dequantize(*again, dtype=x.dtype, **options), once)
+    if mode == "floor":
+        assert torch.equal(again[0], codes)
+        assert torch.equal(again[1], scales)
 
 
 @OF_EVERY_BLOCK
@@ -203,7 +205,7 @@ def test_under_rceil_every_element_is_within_half_a_step(
 ) -> None:
     """Nothing saturates: the error is half of the element's last place at most."""
     form = format_of(elem_dtype)
-    x = normal(candidate, 70, 72)
+    x = normal(candidate, 64, 96)
     codes, scales = quantize(candidate, x, elem_dtype=elem_dtype, block=block)
     values = mx_dequantize(codes, scales, elem_dtype=elem_dtype, block=block, dtype=torch.float64)
     unit = mx_dequantize(  # 2^(scale - 127), from codes of 1
@@ -223,7 +225,7 @@ def test_under_rceil_every_element_is_within_half_a_step(
 def test_squares_of_the_transpose_are_the_transpose_of_the_squares(candidate: Candidate) -> None:
     """One quantisation serves both products: codes and scales are only turned."""
     # Rows of very different sizes: many elements are subnormal under the scale of their square.
-    x = normal(candidate, 70, 104) * 2.0 ** -(torch.arange(70)[:, None] % 12)
+    x = normal(candidate, 64, 96) * 2.0 ** -(torch.arange(64)[:, None] % 12)
     codes, scales = quantize(candidate, x, block=SQUARE)
     turned = quantize(candidate, x.T.contiguous(), block=SQUARE)
     assert torch.equal(turned[0], codes.T)
@@ -234,7 +236,7 @@ def test_blocks_along_the_rows_are_those_along_the_columns_of_the_transpose(
     candidate: Candidate,
 ) -> None:
     """(32, 1) of x is (1, 32) of its transpose, a view of it too."""
-    x = normal(candidate, 70, 40)
+    x = normal(candidate, 64, 96)
     codes, scales = quantize(candidate, x, block=ALONG_ROWS)
     for turned in (x.T.contiguous(), x.T):
         found = quantize(candidate, turned, block=ALONG_COLUMNS)
@@ -247,7 +249,7 @@ def test_blocks_along_the_rows_are_those_along_the_columns_of_the_transpose(
 
 @OF_EVERY_BLOCK
 def test_a_block_shares_its_scale_with_no_other(candidate: Candidate, block: Block) -> None:
-    """A number a million times larger changes the codes of its own block alone."""
+    """A number far larger than all others changes the codes of its own block alone."""
     x = normal(candidate, 70, 72)
     codes, scales = quantize(candidate, x, block=block)
     x[33, 40] = 2.0**12
@@ -311,7 +313,7 @@ def test_scales_that_belong_to_no_block_are_never_read(candidate: Candidate, blo
 
 def test_autocast_and_gradients_leave_the_codes_alone(candidate: Candidate) -> None:
     """X is taken as it is, under autocast too, and whether or not it requires a gradient."""
-    inputs = call(candidate, normal(candidate, 40, 72))
+    inputs = call(candidate, normal(candidate, 32, 64))
     expected = candidate.run(inputs)
     with torch.autocast(candidate.settings.device.type, dtype=torch.bfloat16):
         cast = candidate.run(inputs)

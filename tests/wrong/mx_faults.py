@@ -35,7 +35,7 @@ OF_SCALES: tuple[Fault, ...] = (
     _of("takes_floor_for_rceil", "under_rceil_every_element_is_within_half_a_step", "e4m3-32x32"),
     *_workload("takes_floor_for_rceil", "1x32-smoke", "32x32-boundary-maxima-e4m3-rceil"),
     _of("takes_rceil_for_floor", SCALES, "floor-e4m3-32x32"),
-    _of("takes_rceil_for_floor", "values_that_were_quantised_come_back", "floor-e4m3"),
+    _of("takes_rceil_for_floor", "values_that_were_quantised_come_back", "floor-e4m3-1x32"),
     _of("takes_floor_for_even", SCALES, "even-e5m2-32x1"),
     *_workload("takes_floor_for_even", "1x32-boundary-maxima-e2m1-even"),
     _of("scale_off_by_one", SCALES, "ceil-e5m2-1x32"),
