@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from jagbench.mx import SQUARE
 from jagbench.workload import Recipe, Workload
 from jagbench.workloads.attention import OPERATOR_NAMES, AttentionRecipe
 from jagbench.workloads.lengths import Explicit
+from jagbench.workloads.mx_quantize import QuantizeRecipe
 from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import BY_POSITION, BlockRecipe, RotaryRecipe
 from jagbench.workloads.pffn import PffnRecipe
@@ -75,6 +77,7 @@ def replay(
         purposes=frozenset({"conformance", "full"}),
         tags=frozenset({"replay"}),
         source=path.name,
+        differentiable=operator != "mx_quantize",
     )
 
 
@@ -114,7 +117,10 @@ def _packed(
     if operator == "norm_linear":
         width = heads * qk_dim
         return NormLinearRecipe(len(lengths), width, width, law)
-    known = (*OPERATOR_NAMES, "block_attention", "rotary", "norm_linear", "pffn_block")
+    if operator == "mx_quantize":
+        return QuantizeRecipe(len(lengths), heads * qk_dim, law, block=SQUARE)
+    packed = ("block_attention", "rotary", "norm_linear", "pffn_block", "mx_quantize")
+    known = (*OPERATOR_NAMES, *packed)
     raise ValueError(f"operator must be one of {known}, got {operator!r}")
 
 
