@@ -49,7 +49,8 @@ def replay(
     heads, kv_heads, qk_dim, causal: as of `AttentionRecipe`. activation: of gdpa and
         pffn_block (which takes no causal) only. Operators
         with one offsets argument take no k_column nor causal; a rotary table is by position, and
-        norm_linear maps heads x qk_dim features to as many under RMSNorm.
+        norm_linear maps heads x qk_dim features to as many under RMSNorm, mx_quantize has as many
+        columns in squares.
     Raises ValueError naming the file, the place and the value that is no length, and ImportError
     where a Parquet file is given and pyarrow is missing.
     """

@@ -147,7 +147,7 @@ class Peer:
 @functools.cache
 def _to_mx(compiled: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     function = library("torchao.prototype.mx_formats.mx_tensor", PACKAGE, WANTED).to_mx
-    return torch.compile(function, fullgraph=True) if compiled else function  # type: ignore[no-any-return]
+    return torch.compile(function, fullgraph=True) if compiled else function
 
 
 def _whole_blocks(columns: int) -> None:
