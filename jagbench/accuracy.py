@@ -22,7 +22,7 @@ from jagbench.codes import judge_codes
 from jagbench.exact import exact_maths
 from jagbench.execution import Outcome, run
 from jagbench.inputs import Inputs
-from jagbench.spec import PAIRS, SHARED
+from jagbench.spec import PAIRS, ROWS, SHARED, Flips
 from jagbench.verdict import Accuracy as Accuracy
 
 #: Query-key pairs (visible or not) a slice of the truth may hold: bounds its float64 scores.
@@ -58,7 +58,10 @@ def _judge(inputs: Inputs, outcome: Outcome, pairs_per_slice: int | None) -> lis
     if gpu and _work_bounds(inputs)[-1] < PAIRS_FOR_A_GPU * inputs.num_sequences:
         inputs, gpu = inputs.to(device="cpu"), False
         outcome = {name: value.cpu() for name, value in outcome.items()}
-    meters = {name: _Meter(name, inputs, value, floors[name]) for name, value in outcome.items()}
+    meters = {
+        name: _Meter(name, inputs, value, floors[name], operator.flips(inputs, name))
+        for name, value in outcome.items()
+    }
     limit = pairs_per_slice or (PAIRS_PER_SLICE_GPU if gpu else PAIRS_PER_SLICE)
     for part in _slices(inputs, limit):
         piece = inputs.select(part).with_options(**options)
@@ -80,8 +83,14 @@ def _judge(inputs: Inputs, outcome: Outcome, pairs_per_slice: int | None) -> lis
 
 
 def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
-    """Ranges of sequences with at most `limit` query-key pairs each (at least one sequence)."""
+    """Ranges of sequences with at most `limit` query-key pairs each (at least one sequence).
+
+    One range of all where the rows' numbers in the whole batch matter.
+    """
     bounds = _work_bounds(inputs)
+    if inputs.operator.by_row_number(inputs):
+        yield range(len(bounds) - 1)
+        return
     start, count = 0, len(bounds) - 1
     while start < count:
         stop = start + 1
@@ -94,10 +103,13 @@ def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
 def _work_bounds(inputs: Inputs) -> list[int]:
     """Running count of query-key pairs before each sequence, `[batch + 1]`.
 
-    Under a single offsets argument the rows take the memory: each counts as its head's elements,
-    or as its features where it has no heads.
+    Without offsets the largest tensor stands for the one sequence there is. Under a single offsets
+    argument the rows take the memory: each counts as its head's elements, or as its features where
+    it has no heads.
     """
     bounds = inputs.pair_bounds()
+    if not inputs.operator.offsets_arguments:
+        return [0, max(t.numel() for t in inputs.tensors().values())]
     if len(inputs.operator.offsets_arguments) != 1:
         return bounds
     width = max((t.shape[-1] for t in inputs.tensors().values() if t.dim() >= 2), default=1)
@@ -112,6 +124,7 @@ class _Meter:
     inputs: Inputs
     value: Tensor
     floor: float
+    flips: Flips | None = None
     problem: str | None = None
     squares: dict[str, float] = field(default_factory=lambda: dict.fromkeys("ent", 0.0))
     peaks: dict[str, float] = field(default_factory=lambda: dict.fromkeys("ent", 0.0))
@@ -131,7 +144,8 @@ class _Meter:
     def layout(self) -> str:
         operator = self.inputs.operator
         if self.name in operator.output_layout:
-            return operator.output_layout[self.name]
+            layout = operator.output_layout[self.name]
+            return SHARED if layout == ROWS else layout
         return self.inputs.layout_of(self.argument)
 
     def update(self, part: Sequence[int], truth: Tensor, naive: Tensor) -> None:
@@ -234,6 +248,9 @@ class _Meter:
         allowed = multiple * norm["n"] + floor * _size(norm["t"], math.sqrt(self.terms_square))
         worst_allowed = multiple * self.peaks["n"]
         worst_allowed += 2 * floor * _size(self.peaks["t"], self.terms_peak)
+        if self.flips is not None:
+            allowed += self.flips.error * norm["t"]
+            worst_allowed += self.flips.step * self.peaks["t"]
         bad = self._bad_sequence(multiple, floor, norm)
         sequence, position, index = self._locate()
         problem = self.problem
@@ -266,6 +283,7 @@ class _Meter:
         terms = self.terms_sequences or [0.0] * len(self.sequences)
         for sequence, (error, naive, truth) in enumerate(self.sequences):
             allowed = 2 * (multiple * naive + 2 * floor * _size(truth, terms[sequence])) + slack
+            allowed += 0.0 if self.flips is None else self.flips.step * truth
             ratio = error / allowed if allowed > 0 else (math.inf if error > 0 else 0.0)
             if not ratio <= over:
                 worst, over = sequence, ratio

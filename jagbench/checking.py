@@ -135,6 +135,8 @@ def _is_shared(name: str, inputs: Inputs) -> bool:
 def _some_sequences(inputs: Inputs) -> list[int]:
     """Random sequences, as many as the pairs to judge allow, at least one."""
     order = list(range(inputs.num_sequences))
+    if inputs.operator.by_row_number(inputs):
+        return order
     random.Random(secrets.randbits(64)).shuffle(order)
     bounds = inputs.pair_bounds()
     chosen: list[int] = []

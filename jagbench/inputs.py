@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagbench.spec import PAIRS, PLACED, SHARED, Operator
+from jagbench.spec import PAIRS, PLACED, ROWS, SHARED, Operator
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,12 @@ class Inputs:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating dtype of the call (of its first floating argument)."""
-        return next(t.dtype for t in self.tensors().values() if t.is_floating_point())
+        """Floating dtype of the call: of its first floating argument, else its option `dtype`."""
+        floats = (t.dtype for t in self.tensors().values() if t.is_floating_point())
+        found: torch.dtype | None = next(floats, self.options.get("dtype"))
+        if found is None:
+            raise ValueError(f"{self.operator.name}: no argument and no option says a float dtype")
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -72,6 +76,8 @@ class Inputs:
     def layout_of(self, name: str) -> str:
         """Offsets argument that packs a tensor's rows, `SHARED` or `PAIRS`, as called here."""
         offsets = self.operator.layout.get(name, SHARED)
+        if offsets == ROWS:
+            return SHARED
         if offsets not in (SHARED, PAIRS) and self.arguments[offsets] is None:
             return SHARED
         return offsets
@@ -95,13 +101,14 @@ class Inputs:
     def to(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Inputs:
-        """Floating tensors cast to `dtype`, all tensors moved to `device`."""
+        """Floating tensors (and the option `dtype`) cast to `dtype`, all moved to `device`."""
 
         def move(_: str, tensor: Tensor) -> Tensor:
             target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
             return tensor.to(device=device or tensor.device, dtype=target)
 
-        return self.map(move)
+        moved = self.map(move)
+        return moved.with_options(dtype=dtype) if dtype and "dtype" in self.options else moved
 
     def clone(self) -> Inputs:
         """Deep copy of every tensor; strides are kept."""

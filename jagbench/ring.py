@@ -20,7 +20,7 @@ from jagbench.checking import Wrong, plain
 from jagbench.execution import gradient_name, named_outputs
 from jagbench.implementation import Implementation, Prepared
 from jagbench.inputs import Inputs
-from jagbench.spec import SHARED
+from jagbench.spec import ROWS, SHARED
 from jagbench.timing import Outputs
 
 
@@ -70,7 +70,9 @@ class Ring:
         """Roll the rows of every tensor of values; run what the region needs done before it."""
         self._calls[member] = self._prepared[member] = None
         self._flipped[member] = ()
-        self._shifts[member] = {name: self._random.randrange(1, 1 << 30) for name in self._ends}
+        self._shifts[member] = {
+            name: self._random.randrange(1, 1 << 30) for name in (*self._ends, ROWS)
+        }
         self._fill(self._inputs[member], self._shifts[member])
         self._calls[member] = self._region(member)
 
@@ -78,8 +80,8 @@ class Ring:
         """Offsets and other integers stay: writing them would make every call look at them anew."""
         values = self.source.tensors()
         for name, tensor in into.tensors().items():
-            if tensor.is_floating_point():
-                layout = self.source.operator.layout.get(name, SHARED)
+            layout = self.source.operator.layout.get(name, SHARED)
+            if tensor.is_floating_point() or layout == ROWS:
                 self._roll(tensor, values[name], layout, shifts)
         if self.source.upstream is not None and into.upstream is not None:
             layout = self.source.operator.output_layout["out"]

@@ -19,6 +19,9 @@ SHARED = "shared"
 PAIRS = "pairs"
 #: Layout of an output whose rows the operator itself places (`Codes.rows`).
 PLACED = "placed"
+#: Layout of an argument whose rows belong to no sequence: its first dim may be any tensor's rows.
+ROWS = "rows"
+_NO_OFFSETS = (SHARED, PAIRS, ROWS)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,35 @@ class Codes:
     truth: Callable[[Inputs, int], Iterator[CodePiece]]
 
 
+@dataclass(frozen=True)
+class Flips:
+    """Codes inside an operator that an honest kernel may have one step beside the truth's.
+
+    A number that is computed in float32 and then quantised comes to the other side of a rounding
+    boundary now and then; so does a stochastic rounding, by whole steps as well.
+
+    share: of the codes of an operand, at most. step: a code's largest step, relative to its value.
+    """
+
+    share: float
+    step: float
+
+    @property
+    def error(self) -> float:
+        """Normwise error of a product with such an operand, relative to its size."""
+        return float(self.step * self.share**0.5)
+
+
+def no_flips(_: Inputs, name: str) -> Flips | None:
+    """Flips of an operator that quantises nothing it has computed."""
+    return None
+
+
+def never(_: Inputs) -> bool:
+    """What holds of no call."""
+    return False
+
+
 def exact(_: Inputs) -> float:
     """Approximation of an operator that states none."""
     return 0.0
@@ -111,6 +143,13 @@ class Operator:
     approximation: relative error that the inputs' named approximations (a hardware tanh) state for
         themselves; the judge adds it, four times, to the floor.
     codes: how outputs that are codes are judged; None where they are numbers with a budget.
+    flips: of a call and the name of an output or gradient: which of its codes need not be the
+        truth's. The judge adds the flips' `error` to the floor, and for single elements and
+        sequences a whole step.
+    by_row_number: whether a call's result hangs on the numbers of its rows in the whole batch, as
+        bits of stochastic rounding do: its truth is then taken of the whole batch.
+    quantised: operands are quantised in blocks inside, so that identities which move rows or scale
+        by other factors than powers of two do not hold.
     """
 
     name: str
@@ -128,6 +167,9 @@ class Operator:
     bandwidth_bound: bool = False
     residual: bool = False
     codes: Codes | None = None
+    flips: Callable[[Inputs, str], Flips | None] = no_flips
+    by_row_number: Callable[[Inputs], bool] = never
+    quantised: bool = False
     backward_flops_ratio: float = 2.5
     model_backward_flops_ratio: float = 2.0
 
@@ -147,4 +189,4 @@ class Operator:
     @property
     def offsets_arguments(self) -> tuple[str, ...]:
         """Names of the offsets arguments, in the order in which they pack the inputs."""
-        return tuple(dict.fromkeys(v for v in self.layout.values() if v not in (SHARED, PAIRS)))
+        return tuple(dict.fromkeys(v for v in self.layout.values() if v not in _NO_OFFSETS))

@@ -10,6 +10,7 @@ from torch import Tensor
 from jagbench import result
 from jagbench.implementation import Implementation
 from jagbench.inputs import Inputs
+from jagbench.spec import ROWS
 from jagbench.workload import Workload
 
 
@@ -75,7 +76,8 @@ def work(inputs: Inputs, region: result.Region) -> result.Work:
         "forward_backward": moved + upstream + gradients,
     }
     kernel, model = factors[region]
-    packed = {n for n, v in operator.layout.items() if v in operator.offsets_arguments}
+    rows = (*operator.offsets_arguments, ROWS)
+    packed = {n for n, v in operator.layout.items() if v in rows}
     tokens = max((int(t.shape[0]) for n, t in tensors.items() if n in packed), default=0)
     return result.Work(
         flop=round(forward * kernel),

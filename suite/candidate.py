@@ -65,6 +65,8 @@ class Candidate:
         """
         # Asked in the dtype of the call: another dtype may be the one that kills the process.
         key, further = (inputs.operator.name, inputs.dtype), further_outputs(inputs.operator)
+        if not further:
+            return inputs
         if key not in self.refuses_further:
             plain = shapes.attention(
                 inputs.operator, [2], dtype=inputs.dtype, device=self.settings.device

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jagbench.inputs import Inputs
-from jagbench.spec import PAIRS, SHARED
+from jagbench.spec import PAIRS, ROWS, SHARED
 
 Layout = Callable[[Tensor], Tensor]
 
@@ -22,6 +22,8 @@ def layout_of(inputs: Inputs, name: str) -> str:
     if name not in operator.output_layout:
         return inputs.layout_of(name)
     layout = operator.output_layout[name]
+    if layout == ROWS:
+        return SHARED
     # The outputs of a dense query have a leading batch dim and no padding.
     return SHARED if inputs.arguments.get(layout, 0) is None else layout
 

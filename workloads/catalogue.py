@@ -14,6 +14,7 @@ from jagbench.workloads.comparison import comparison, tagged
 from jagbench.workloads.features import features
 from jagbench.workloads.ladder import ladder
 from jagbench.workloads.mx_quantize import quantisations
+from jagbench.workloads.mx_products import products
 from jagbench.workloads.norms import norms
 from jagbench.workloads.pffn import pffn
 from jagbench.workloads.published import published
@@ -30,6 +31,7 @@ def _all() -> Iterator[Workload]:
     yield from norms()
     yield from pffn()
     yield from quantisations()
+    yield from products()
 
 
 def _catalogue() -> Mapping[str, Workload]:
