@@ -88,7 +88,7 @@ def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
     One range of all where the rows' numbers in the whole batch matter.
     """
     bounds = _work_bounds(inputs)
-    if inputs.operator.by_row_number(inputs):
+    if inputs.operator.by_row_number(inputs) and len(bounds) > 1:
         yield range(len(bounds) - 1)
         return
     start, count = 0, len(bounds) - 1

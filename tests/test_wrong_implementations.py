@@ -28,6 +28,7 @@ MODULES = (
     "norms",
     "blocks_of_pffn",
     "quantisers",
+    "products",
 )
 #: What the suite's own assertions raise.
 ASSERTIONS = ("AssertionError", "Failed")

@@ -41,6 +41,8 @@ ATTENTION = {
     "quantised-sum": Quantised(row_sum="quantized", gradient_rounding="nearest"),
     "floor": Quantised(scale_mode="floor"),
     "e5m2-gradients": Quantised(gradient_elem_dtype="e5m2"),
+    # Four bits show which numbers share a scale; eight, which are floats, hide it.
+    "e2m1": Quantised("e2m1", "e2m1", gradient_rounding="nearest"),
 }
 _TLX = "facebookexperimental/triton (TLX), MXFP8 attention: batch 4, 32 heads of 128"
 

@@ -228,6 +228,4 @@ class QuantisedAttention:
         from jagbench.reference import OPERATORS
 
         drawn = self.plain.draw(seed, dtype, device, upstream)
-        return dataclasses.replace(
-            drawn, operator=OPERATORS[self.operator], options=self.options
-        )
+        return dataclasses.replace(drawn, operator=OPERATORS[self.operator], options=self.options)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from jagbench.bias import BucketedBias
+from jagbench.reference import mx_attention, mx_gdpa, mx_linear, mx_matmul
 from wrong import norming, quantising, sandwich, turns
 from wrong import steps as step
 from wrong.call import Call, Tile, Window, check
@@ -81,6 +82,10 @@ class Steps(quantising.Quantiser):
     saturate: Callable[[quantising.Job, Tensor], Tensor] = quantising.saturate
     encode: Callable[[quantising.Job, Tensor], Tensor] = quantising.encode
     dequantise: Callable[[quantising.Job, Tensor, Tensor], Tensor] = quantising.dequantise
+    mx_linear: Callable[..., Tensor] = mx_linear
+    mx_matmul: Callable[..., Tensor] = mx_matmul
+    mx_attention: Callable[..., Any] = mx_attention
+    mx_gdpa: Callable[..., Tensor] = mx_gdpa
 
     def jagged_attention(
         self,
