@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_scale_of_nan_makes_its_rows_nan_and_no_others(candidate: Candidate) -
     assert int(nan.sum()) == nan.shape[1]
 
 
-MALFORMED = {
+MALFORMED: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "k-that-differs": {"b": lambda x: x[:-1]},
     "scales-of-other-rows": {"a_scales": lambda x: x[:-1]},
     "codes-of-floats": {"a": lambda x: x.float()},
