@@ -172,18 +172,18 @@ def test_another_seed_gives_other_gradients_and_the_same_seed_the_same(
 
 
 def test_stochastic_gradients_are_unbiased(candidate: Candidate) -> None:
-    """The mean of dX over 64 seeds is 6 times nearer than one: always down would not be."""
+    """The mean of dX over 16 seeds is 3 times nearer than one: always down would not be."""
     inputs = _call(candidate, LinearRecipe(), 32)
     weight = torch.eye(160, device=inputs.device, dtype=inputs.dtype)[:96]
     inputs = inputs.replace(weight=weight)
     exact = _exact(inputs)["grad x"]
     runs = [
         candidate.run(inputs.with_options(recipe=LinearRecipe(seed=s)), backward=True)["grad x"]
-        for s in range(64)
+        for s in range(16)
     ]
     one = float((runs[0].double() - exact).norm())
     mean = float((torch.stack(runs).double().mean(0) - exact).norm())
-    assert mean <= one / 6, f"one seed is off by {one:.3g}, the mean of 64 by {mean:.3g}"
+    assert mean <= one / 3, f"one seed is off by {one:.3g}, the mean of 16 by {mean:.3g}"
 
 
 def test_leading_dims_are_rows_and_strides_do_not_matter(candidate: Candidate) -> None:
