@@ -3,8 +3,9 @@
     python benchmarks/readme_table.py            rewrite the block between the markers
     python benchmarks/readme_table.py --check    fail if it is not what the records say
 
-A cell is forward / backward of the newest record, bf16, cold, without what a caller can prepare
-beforehand (padding, masks, longest lengths); ours prepares nothing and is charged for all it does.
+A cell is forward / backward of the newest record (forward alone where there are no gradients),
+bf16, cold, without what a caller can prepare beforehand (padding, masks, longest lengths); ours
+prepares nothing and is charged for all it does.
 TFLOP/s; of operators that memory binds, GB/s of the least traffic and its share of a copy's rate.
 """
 
@@ -23,7 +24,6 @@ from jagbench.workloads.comparison import TAG
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- comparison: made by benchmarks/readme_table.py -->", "<!-- comparison ends -->"
-REGIONS = ("forward", "backward")
 HARDWARE = "nvidia-h200"
 PEERS = "jagbench.peers."
 
@@ -41,10 +41,10 @@ def records() -> list[Record]:
     return sorted(found, key=lambda record: record.date)
 
 
-def cell(found: Sequence[Record], who: str, workload: str) -> str:
-    """Forward / backward of an implementation on a workload."""
+def cell(found: Sequence[Record], who: str, workload: str, regions: Sequence[str]) -> str:
+    """Rates of an implementation on a workload, a region after the other."""
     parts = []
-    for region in REGIONS:
+    for region in regions:
         mine = [
             record
             for record in found
@@ -54,6 +54,11 @@ def cell(found: Sequence[Record], who: str, workload: str) -> str:
         ]
         parts.append(rate(mine[-1]) if mine else "–")
     return " / ".join(parts)
+
+
+def regions_of(operator: str) -> tuple[str, ...]:
+    """Regions that an operator has."""
+    return ("forward", "backward") if OPERATORS[operator].differentiable else ("forward",)
 
 
 def rate(record: Record) -> str:
@@ -81,10 +86,11 @@ def table() -> str:
             continue
         head = [name.removeprefix(PEERS) for name in names]
         unit = "GB/s (share of a copy's)" if OPERATORS[operator].bandwidth_bound else "TFLOP/s"
-        lines += [f"| `{operator}`, {unit} forward / backward | {' | '.join(head)} |"]
+        regions = regions_of(operator)
+        lines += [f"| `{operator}`, {unit} {' / '.join(regions)} | {' | '.join(head)} |"]
         lines += [f"| --- |{' --- |' * len(names)}"]
         for workload in select(operator=operator, purpose="full", tag=TAG):
-            cells = [cell(found, name, workload.name) for name in names]
+            cells = [cell(found, name, workload.name, regions) for name in names]
             lines.append(f"| {workload.name.removeprefix(operator + '-')} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join([BEGIN, "", *lines, END])

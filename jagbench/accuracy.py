@@ -18,10 +18,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from jagbench.codes import judge_codes
 from jagbench.exact import exact_maths
 from jagbench.execution import Outcome, run
 from jagbench.inputs import Inputs
-from jagbench.spec import PAIRS, SHARED
+from jagbench.spec import PAIRS, ROWS, SHARED, Flips
+from jagbench.verdict import Accuracy as Accuracy
 
 #: Query-key pairs (visible or not) a slice of the truth may hold: bounds its float64 scores.
 PAIRS_PER_SLICE = 1 << 22
@@ -29,40 +31,6 @@ PAIRS_PER_SLICE = 1 << 22
 PAIRS_PER_SLICE_GPU = 1 << 23
 #: Mean pairs a sequence below which a CPU gets through a slice sooner than a GPU launches it.
 PAIRS_FOR_A_GPU = 2048
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Error of one tensor against float64, beside the error it was allowed.
-
-    name: "out", "lse", "grad q", ...
-    error, allowed: normwise, ||x - truth|| and its budget.
-    worst_error, worst_allowed: largest element of |x - truth| and its budget.
-    worst_index: index of that element; worst_sequence, worst_position: the sequence that holds it
-        and the row within that sequence (None for an argument shared by all sequences).
-    bad_sequence: the sequence whose own normwise error is furthest over its budget, if any is.
-    snr_db: 10 log10(||truth||^2 / ||x - truth||^2); inf for an exact result.
-    naive_error: normwise error of the reference in the same dtype.
-    problem: what is wrong, in words; None if the tensor is within every budget.
-    """
-
-    name: str
-    error: float
-    allowed: float
-    naive_error: float
-    worst_error: float
-    worst_allowed: float
-    worst_index: tuple[int, ...]
-    worst_sequence: int | None
-    worst_position: int | None
-    bad_sequence: int | None
-    snr_db: float
-    problem: str | None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the tensor is within every budget."""
-        return self.problem is None
 
 
 def judge(
@@ -73,6 +41,8 @@ def judge(
     inputs: the call, with its upstream gradient if the outcome holds gradients.
     outcome: what the implementation returned (`execution.run`).
     """
+    if inputs.operator.codes is not None:
+        return judge_codes(inputs, outcome)
     with exact_maths():
         return _judge(inputs, outcome, pairs_per_slice)
 
@@ -88,7 +58,10 @@ def _judge(inputs: Inputs, outcome: Outcome, pairs_per_slice: int | None) -> lis
     if gpu and _work_bounds(inputs)[-1] < PAIRS_FOR_A_GPU * inputs.num_sequences:
         inputs, gpu = inputs.to(device="cpu"), False
         outcome = {name: value.cpu() for name, value in outcome.items()}
-    meters = {name: _Meter(name, inputs, value, floors[name]) for name, value in outcome.items()}
+    meters = {
+        name: _Meter(name, inputs, value, floors[name], operator.flips(inputs, name))
+        for name, value in outcome.items()
+    }
     limit = pairs_per_slice or (PAIRS_PER_SLICE_GPU if gpu else PAIRS_PER_SLICE)
     for part in _slices(inputs, limit):
         piece = inputs.select(part).with_options(**options)
@@ -110,8 +83,14 @@ def _judge(inputs: Inputs, outcome: Outcome, pairs_per_slice: int | None) -> lis
 
 
 def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
-    """Ranges of sequences with at most `limit` query-key pairs each (at least one sequence)."""
+    """Ranges of sequences with at most `limit` query-key pairs each (at least one sequence).
+
+    One range of all where the rows' numbers in the whole batch matter.
+    """
     bounds = _work_bounds(inputs)
+    if inputs.operator.by_row_number(inputs) and len(bounds) > 1:
+        yield range(len(bounds) - 1)
+        return
     start, count = 0, len(bounds) - 1
     while start < count:
         stop = start + 1
@@ -124,10 +103,13 @@ def _slices(inputs: Inputs, limit: int) -> Iterator[range]:
 def _work_bounds(inputs: Inputs) -> list[int]:
     """Running count of query-key pairs before each sequence, `[batch + 1]`.
 
-    Under a single offsets argument the rows take the memory: each counts as its head's elements,
-    or as its features where it has no heads.
+    Without offsets the largest tensor stands for the one sequence there is. Under a single offsets
+    argument the rows take the memory: each counts as its head's elements, or as its features where
+    it has no heads.
     """
     bounds = inputs.pair_bounds()
+    if not inputs.operator.offsets_arguments:
+        return [0, max(t.numel() for t in inputs.tensors().values())]
     if len(inputs.operator.offsets_arguments) != 1:
         return bounds
     width = max((t.shape[-1] for t in inputs.tensors().values() if t.dim() >= 2), default=1)
@@ -142,6 +124,7 @@ class _Meter:
     inputs: Inputs
     value: Tensor
     floor: float
+    flips: Flips | None = None
     problem: str | None = None
     squares: dict[str, float] = field(default_factory=lambda: dict.fromkeys("ent", 0.0))
     peaks: dict[str, float] = field(default_factory=lambda: dict.fromkeys("ent", 0.0))
@@ -161,7 +144,8 @@ class _Meter:
     def layout(self) -> str:
         operator = self.inputs.operator
         if self.name in operator.output_layout:
-            return operator.output_layout[self.name]
+            layout = operator.output_layout[self.name]
+            return SHARED if layout == ROWS else layout
         return self.inputs.layout_of(self.argument)
 
     def update(self, part: Sequence[int], truth: Tensor, naive: Tensor) -> None:
@@ -264,6 +248,9 @@ class _Meter:
         allowed = multiple * norm["n"] + floor * _size(norm["t"], math.sqrt(self.terms_square))
         worst_allowed = multiple * self.peaks["n"]
         worst_allowed += 2 * floor * _size(self.peaks["t"], self.terms_peak)
+        if self.flips is not None:
+            allowed += self.flips.error * norm["t"]
+            worst_allowed += self.flips.step * self.peaks["t"]
         bad = self._bad_sequence(multiple, floor, norm)
         sequence, position, index = self._locate()
         problem = self.problem
@@ -296,6 +283,7 @@ class _Meter:
         terms = self.terms_sequences or [0.0] * len(self.sequences)
         for sequence, (error, naive, truth) in enumerate(self.sequences):
             allowed = 2 * (multiple * naive + 2 * floor * _size(truth, terms[sequence])) + slack
+            allowed += 0.0 if self.flips is None else self.flips.step * truth
             ratio = error / allowed if allowed > 0 else (math.inf if error > 0 else 0.0)
             if not ratio <= over:
                 worst, over = sequence, ratio

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from jagbench import accuracy, result
+from jagbench.codes import judge_codes
 from jagbench.inputs import Inputs
 from jagbench.spec import SHARED
 from jagbench.timing import Outputs
+from jagbench.verdict import Accuracy
 
 #: Query-key pairs of the sequences that are judged after a timed call.
 JUDGED_PAIRS = 1 << 22
@@ -31,6 +33,30 @@ def check(inputs: Inputs, outputs: Outputs) -> list[result.Accuracy]:
     """
     for name, tensor in outputs.items():
         _check_form(name, tensor, inputs)
+    return [
+        result.Accuracy(
+            name=verdict.name,
+            error=verdict.error,
+            allowed=verdict.allowed,
+            naive=verdict.naive_error,
+        )
+        for verdict in _right(inputs, outputs)
+    ]
+
+
+def _right(inputs: Inputs, outputs: Outputs) -> list[Accuracy]:
+    """Verdicts; raises Wrong where one of them is no."""
+    verdicts = _verdicts(inputs, outputs)
+    for verdict in verdicts:
+        if not verdict.ok:
+            raise Wrong(f"{verdict.name}: {verdict.problem}")
+    return verdicts
+
+
+def _verdicts(inputs: Inputs, outputs: Outputs) -> list[Accuracy]:
+    """Of every code, or of the numbers of some sequences."""
+    if inputs.operator.codes is not None:
+        return judge_codes(inputs, outputs)
     chosen = _some_sequences(inputs)
     every = len(chosen) == inputs.num_sequences
     cut = {
@@ -40,19 +66,7 @@ def check(inputs: Inputs, outputs: Outputs) -> list[result.Accuracy]:
     }
     if not chosen or not cut:
         return []
-    verdicts = accuracy.judge(inputs.select(chosen), cut)
-    for verdict in verdicts:
-        if not verdict.ok:
-            raise Wrong(f"{verdict.name}: {verdict.problem}")
-    return [
-        result.Accuracy(
-            name=verdict.name,
-            error=verdict.error,
-            allowed=verdict.allowed,
-            naive=verdict.naive_error,
-        )
-        for verdict in verdicts
-    ]
+    return accuracy.judge(inputs.select(chosen), cut)
 
 
 def plain(name: str, tensor: object) -> None:
@@ -121,6 +135,8 @@ def _is_shared(name: str, inputs: Inputs) -> bool:
 def _some_sequences(inputs: Inputs) -> list[int]:
     """Random sequences, as many as the pairs to judge allow, at least one."""
     order = list(range(inputs.num_sequences))
+    if inputs.operator.by_row_number(inputs):
+        return order
     random.Random(secrets.randbits(64)).shuffle(order)
     bounds = inputs.pair_bounds()
     chosen: list[int] = []

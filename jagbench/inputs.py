@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagbench.spec import PAIRS, SHARED, Operator
+from jagbench.spec import PAIRS, PLACED, ROWS, SHARED, Operator
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,27 @@ class Inputs:
         return None if offsets is None else offsets.diff()
 
     @property
+    def is_jagged(self) -> bool:
+        """Whether the call has offsets."""
+        return any(self.offsets(name) is not None for name in self.operator.offsets_arguments)
+
+    @property
     def num_sequences(self) -> int:
-        """Sequences in the batch."""
+        """Sequences in the batch; a call without offsets is one."""
         for name in self.operator.offsets_arguments:
             offsets = self.offsets(name)
             if offsets is not None:
                 return int(offsets.numel()) - 1
-        raise ValueError(f"{self.operator.name}: no offsets argument is given")
+        return 1
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating dtype of the call (of its first floating argument)."""
-        return next(t.dtype for t in self.tensors().values() if t.is_floating_point())
+        """Floating dtype of the call: of its first floating argument, else its option `dtype`."""
+        floats = (t.dtype for t in self.tensors().values() if t.is_floating_point())
+        found: torch.dtype | None = next(floats, self.options.get("dtype"))
+        if found is None:
+            raise ValueError(f"{self.operator.name}: no argument and no option says a float dtype")
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -67,6 +76,8 @@ class Inputs:
     def layout_of(self, name: str) -> str:
         """Offsets argument that packs a tensor's rows, `SHARED` or `PAIRS`, as called here."""
         offsets = self.operator.layout.get(name, SHARED)
+        if offsets == ROWS:
+            return SHARED
         if offsets not in (SHARED, PAIRS) and self.arguments[offsets] is None:
             return SHARED
         return offsets
@@ -90,13 +101,14 @@ class Inputs:
     def to(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Inputs:
-        """Floating tensors cast to `dtype`, all tensors moved to `device`."""
+        """Floating tensors (and the option `dtype`) cast to `dtype`, all moved to `device`."""
 
         def move(_: str, tensor: Tensor) -> Tensor:
             target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
             return tensor.to(device=device or tensor.device, dtype=target)
 
-        return self.map(move)
+        moved = self.map(move)
+        return moved.with_options(dtype=dtype) if dtype and "dtype" in self.options else moved
 
     def clone(self) -> Inputs:
         """Deep copy of every tensor; strides are kept."""
@@ -145,8 +157,12 @@ class Inputs:
     def _cut_output(
         self, name: str, tensor: Tensor, sequences: Sequence[int], rows: Mapping[str, Tensor]
     ) -> Tensor:
+        if not self.is_jagged:
+            return tensor
         if name in self.operator.output_layout:
             layout = self.operator.output_layout[name]
+            if layout == PLACED:
+                return tensor[self._placed_rows(name, sequences, tensor.device)]
             if self.arguments.get(layout) is None:
                 # A dense query shared by all sequences: outputs are [batch, rows, ...].
                 return tensor[torch.as_tensor(list(sequences), device=tensor.device)]
@@ -159,6 +175,12 @@ class Inputs:
         bounds = self.pair_bounds() if layout == PAIRS else _bounds(self.offsets(layout))
         assert bounds is not None
         return tensor[_gather(bounds, sequences, tensor.device)]
+
+    def _placed_rows(self, name: str, sequences: Sequence[int], device: torch.device) -> Tensor:
+        assert self.operator.codes is not None
+        places = [self.operator.codes.rows(self, name, s) for s in sequences]
+        ranges = [torch.arange(start, stop, device=device) for start, stop in places]
+        return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *ranges])
 
     def pair_bounds(self) -> list[int]:
         """Running count of query-key pairs (visible or not) before each sequence, `[batch + 1]`."""

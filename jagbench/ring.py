@@ -17,10 +17,10 @@ from torch import Tensor
 
 from jagbench import result
 from jagbench.checking import Wrong, plain
-from jagbench.execution import gradient_name
+from jagbench.execution import gradient_name, named_outputs
 from jagbench.implementation import Implementation, Prepared
 from jagbench.inputs import Inputs
-from jagbench.spec import SHARED
+from jagbench.spec import ROWS, SHARED
 from jagbench.timing import Outputs
 
 
@@ -70,7 +70,9 @@ class Ring:
         """Roll the rows of every tensor of values; run what the region needs done before it."""
         self._calls[member] = self._prepared[member] = None
         self._flipped[member] = ()
-        self._shifts[member] = {name: self._random.randrange(1, 1 << 30) for name in self._ends}
+        self._shifts[member] = {
+            name: self._random.randrange(1, 1 << 30) for name in (*self._ends, ROWS)
+        }
         self._fill(self._inputs[member], self._shifts[member])
         self._calls[member] = self._region(member)
 
@@ -78,8 +80,9 @@ class Ring:
         """Offsets and other integers stay: writing them would make every call look at them anew."""
         values = self.source.tensors()
         for name, tensor in into.tensors().items():
-            if tensor.is_floating_point():
-                self._roll(tensor, values[name], self.source.layout_of(name), shifts)
+            layout = self.source.operator.layout.get(name, SHARED)
+            if tensor.is_floating_point() or layout == ROWS:
+                self._roll(tensor, values[name], layout, shifts)
         if self.source.upstream is not None and into.upstream is not None:
             layout = self.source.operator.output_layout["out"]
             self._roll(into.upstream, self.source.upstream, layout, shifts)
@@ -109,7 +112,7 @@ class Ring:
             return outputs
         if self.case.preparation == "alone":
             with torch.no_grad():
-                outputs = {"out": prepared.call(**prepared.tensors)}
+                outputs = self._timed(prepared.call(**prepared.tensors))
         packed = {}
         for name, tensor in outputs.items():
             plain(name, tensor)
@@ -126,8 +129,15 @@ class Ring:
             prepared = self._ready(inputs)
             self._prepared[member] = prepared
             self._flip(member, prepared)
-            leaves = {n: t.detach().requires_grad_() for n, t in prepared.tensors.items()}
-            return _region(self.case.region, prepared.call, leaves, leaves, prepared.upstream)
+            leaves = {
+                n: t.detach().requires_grad_(t.is_floating_point() and self._has_gradients)
+                for n, t in prepared.tensors.items()
+            }
+
+            def alone(**tensors: Tensor) -> Outputs:
+                return self._timed(prepared.call(**tensors))
+
+            return _region(self.case.region, alone, leaves, leaves, prepared.upstream)
         wanted = [n for n in inputs.operator.differentiable if n in inputs.tensors()]
         backward = self.case.region != "forward"
         live = inputs.map(
@@ -135,11 +145,19 @@ class Ring:
         )
         leaves = {name: live.tensors()[name] for name in wanted}
 
-        def function(**_: Tensor) -> Tensor:
-            out: Tensor | tuple[Tensor, ...] = live.call(self._function)
-            return out[0] if isinstance(out, tuple) else out
+        def function(**_: Tensor) -> Outputs:
+            return self._timed(live.call(self._function))
 
         return _region(self.case.region, function, {}, leaves, inputs.upstream)
+
+    @property
+    def _has_gradients(self) -> bool:
+        return bool(self.source.operator.differentiable)
+
+    def _timed(self, returned: Any) -> Outputs:
+        """What of a call's outputs is judged: `out`, or every output of codes."""
+        named = named_outputs(self.source, returned)
+        return named if self.source.operator.codes is not None else {"out": named["out"]}
 
     def _ready(self, inputs: Inputs) -> Prepared:
         assert self._prepare is not None
@@ -173,7 +191,7 @@ class Ring:
 
 def _region(
     region: result.Region,
-    function: Callable[..., Tensor],
+    function: Callable[..., Outputs],
     arguments: Mapping[str, Tensor],
     leaves: Mapping[str, Tensor],
     upstream: Tensor | None,
@@ -188,17 +206,19 @@ def _region(
 
     def forward() -> Outputs:
         with torch.no_grad():
-            return {"out": function(**arguments)}
+            return function(**arguments)
 
     def both() -> Outputs:
-        out = function(**arguments)
+        out = function(**arguments)["out"]
         return {"out": out.detach(), **gradients(out)}
 
     if region == "forward":
         return forward
+    if not leaves:
+        raise NotImplementedError(f"region {region!r} of an operator without gradients")
     if region == "forward_backward":
         return both
     if region == "backward":
-        out = function(**arguments)
+        out = function(**arguments)["out"]
         return lambda: gradients(out)
     raise NotImplementedError(f"region {region!r} of a single operator: it has no optimiser step")

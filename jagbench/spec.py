@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from jagbench.inputs import Inputs
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 SHARED = "shared"
 #: Layout of an argument with one row per query-key pair, row-major per sequence.
 PAIRS = "pairs"
+#: Layout of an output whose rows the operator itself places (`Codes.rows`).
+PLACED = "placed"
+#: Layout of an argument whose rows belong to no sequence: its first dim may be any tensor's rows.
+ROWS = "rows"
+_NO_OFFSETS = (SHARED, PAIRS, ROWS)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,66 @@ class Budget:
         return self.roundoffs * own + self.float32_roundoffs * min(single, own)
 
 
+@dataclass(frozen=True)
+class CodePiece:
+    """The truth of some rows of every output of codes.
+
+    rows: output -> int64 `[n]`, rows of the whole output. wanted: output -> uint8 `[n, ...]`.
+    free: output -> bool `[n, ...]`, codes that may be anything; outputs it lacks have none.
+    """
+
+    rows: Mapping[str, Tensor]
+    wanted: Mapping[str, Tensor]
+    free: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Codes:
+    """That an operator's outputs are codes of a byte, which have no error but are equal or not.
+
+    Its budget is exact: every byte is compared but those that are free. Rows of an output that
+    belong to no sequence hold 0.
+
+    shapes: the shape of every output of a call.
+    rows: first row, and the one behind the last, that a sequence of a call has in an output; asked
+        for outputs of the layout `PLACED` alone.
+    truth: of a call, in pieces of about so many elements.
+    """
+
+    shapes: Callable[[Inputs], Mapping[str, tuple[int, ...]]]
+    rows: Callable[[Inputs, str, int], tuple[int, int]]
+    truth: Callable[[Inputs, int], Iterator[CodePiece]]
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Codes inside an operator that an honest kernel may have one step beside the truth's.
+
+    A number that is computed in float32 and then quantised comes to the other side of a rounding
+    boundary now and then; so does a stochastic rounding, by whole steps as well.
+
+    share: of the codes of an operand, at most. step: a code's largest step, relative to its value.
+    """
+
+    share: float
+    step: float
+
+    @property
+    def error(self) -> float:
+        """Normwise error of a product with such an operand, relative to its size."""
+        return float(self.step * self.share**0.5)
+
+
+def no_flips(_: Inputs, name: str) -> Flips | None:
+    """Flips of an operator that quantises nothing it has computed."""
+    return None
+
+
+def never(_: Inputs) -> bool:
+    """What holds of no call."""
+    return False
+
+
 def exact(_: Inputs) -> float:
     """Approximation of an operator that states none."""
     return 0.0
@@ -59,8 +125,8 @@ class Operator:
     reference: the truth; its signature is the operator's signature.
     layout: tensor argument -> the offsets argument that packs its rows, or `SHARED`, or `PAIRS`.
         The arguments of records are named by a dotted path ("bias.table").
-    output_layout: the same for every output ("out", "lse").
-    differentiable: tensor arguments that have a gradient.
+    output_layout: the same for every output ("out", "lse"), or `PLACED`.
+    differentiable: tensor arguments that have a gradient; none where the outputs are codes.
     flops: useful FLOP of a forward pass (visible pairs only).
     bytes_moved: least bytes of a forward pass: each input read once, each output written once.
     backward_flops_ratio: kernel FLOP of the backward over the forward (2.5: scores are recomputed);
@@ -76,6 +142,14 @@ class Operator:
         a gradient, and the output is linear in nothing.
     approximation: relative error that the inputs' named approximations (a hardware tanh) state for
         themselves; the judge adds it, four times, to the floor.
+    codes: how outputs that are codes are judged; None where they are numbers with a budget.
+    flips: of a call and the name of an output or gradient: which of its codes need not be the
+        truth's. The judge adds the flips' `error` to the floor, and for single elements and
+        sequences a whole step.
+    by_row_number: whether a call's result hangs on the numbers of its rows in the whole batch, as
+        bits of stochastic rounding do: its truth is then taken of the whole batch.
+    quantised: operands are quantised in blocks inside, so that identities which move rows or scale
+        by other factors than powers of two do not hold.
     """
 
     name: str
@@ -92,6 +166,10 @@ class Operator:
     unread_in_backward: tuple[str, ...] = ()
     bandwidth_bound: bool = False
     residual: bool = False
+    codes: Codes | None = None
+    flips: Callable[[Inputs, str], Flips | None] = no_flips
+    by_row_number: Callable[[Inputs], bool] = never
+    quantised: bool = False
     backward_flops_ratio: float = 2.5
     model_backward_flops_ratio: float = 2.0
 
@@ -111,4 +189,4 @@ class Operator:
     @property
     def offsets_arguments(self) -> tuple[str, ...]:
         """Names of the offsets arguments, in the order in which they pack the inputs."""
-        return tuple(dict.fromkeys(v for v in self.layout.values() if v not in (SHARED, PAIRS)))
+        return tuple(dict.fromkeys(v for v in self.layout.values() if v not in _NO_OFFSETS))

@@ -10,6 +10,7 @@ from torch import Tensor
 from jagbench import result
 from jagbench.implementation import Implementation
 from jagbench.inputs import Inputs
+from jagbench.spec import ROWS
 from jagbench.workload import Workload
 
 
@@ -22,13 +23,16 @@ def cases(
 ) -> Iterator[result.Case]:
     """What there is to measure of an implementation on a workload.
 
-    Where the implementation offers `prepare`, each region is measured with and without it, and the
+    Of an operator without gradients the forward alone. Where the implementation offers `prepare`,
+    each region is measured with and without it, and the
     preparation alone beside the forward.
     """
     preparations: tuple[result.Preparation, ...] = ("none",)
     if callable(getattr(implementation.namespace, "prepare", None)):
         preparations = ("included", "excluded", "alone")
     for region in regions:
+        if region != "forward" and not workload.differentiable:
+            continue
         for preparation in preparations:
             if preparation == "alone" and region != "forward":
                 continue
@@ -72,7 +76,8 @@ def work(inputs: Inputs, region: result.Region) -> result.Work:
         "forward_backward": moved + upstream + gradients,
     }
     kernel, model = factors[region]
-    packed = {n for n, v in operator.layout.items() if v in operator.offsets_arguments}
+    rows = (*operator.offsets_arguments, ROWS)
+    packed = {n for n, v in operator.layout.items() if v in rows}
     tokens = max((int(t.shape[0]) for n, t in tensors.items() if n in packed), default=0)
     return result.Work(
         flop=round(forward * kernel),

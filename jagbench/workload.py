@@ -47,6 +47,7 @@ class Workload:
     purposes: subset of `PURPOSES`.
     tags: properties tests select by ("adversarial", "causal", "bias", ...).
     source: where the shape was published; "" for our own.
+    differentiable: whether its operator has gradients, so that a backward can be measured.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Workload:
     purposes: frozenset[str] = frozenset({"conformance"})
     tags: frozenset[str] = frozenset()
     source: str = ""
+    differentiable: bool = True
 
     def __post_init__(self) -> None:
         unknown = self.purposes - set(PURPOSES)

@@ -65,6 +65,8 @@ class Candidate:
         """
         # Asked in the dtype of the call: another dtype may be the one that kills the process.
         key, further = (inputs.operator.name, inputs.dtype), further_outputs(inputs.operator)
+        if not further:
+            return inputs
         if key not in self.refuses_further:
             plain = shapes.attention(
                 inputs.operator, [2], dtype=inputs.dtype, device=self.settings.device
@@ -165,6 +167,8 @@ def same_values(a: Tensor, b: Tensor) -> bool:
 
 
 def _plain(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        return x
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     normal = torch.where(x == 0, torch.zeros_like(x), x)
     return torch.where(torch.isnan(x), torch.full_like(x, float("nan")), normal).view(word)

@@ -68,16 +68,24 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
     The mark `cases` says which: `every=True` for all workloads of the session, `timed=True` for
     those worth a time, otherwise a few small ones of each operator that together show its features
     (`cover`); `where` they fulfil it. The mark `operators_with` names parameters that an operator
-    must have; with `residual=False`, its queries must not pass through beside the attention.
+    must have; with `residual=False`, its queries must not pass through beside the attention. The
+    mark `differentiable` leaves out operators without gradients. Operators that quantise inside
+    have files of their own: beside all workloads they run the few tests of the mark `quantised`.
     """
+    smooth = metafunc.definition.get_closest_marker("differentiable") is not None
+    quantised = metafunc.definition.get_closest_marker("quantised") is not None
     if "case" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("cases")
         options = dict(mark.kwargs) if mark is not None else {}
+        whole = bool(options.get("timed") or options.get("every"))
         if options.pop("timed", False):
             found = timed(settings)
         else:
             choose = every if options.pop("every", False) else cover
             found = choose(settings, **options)
+        found = [c for c in found if c.operator.differentiable or not smooth]
+        if not whole:
+            found = [c for c in found if quantised or not c.operator.quantised]
         metafunc.parametrize("case", [pytest.param(c, id=c.id, marks=_group(c)) for c in found])
     elif "operator" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("operators_with")
@@ -85,6 +93,9 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
         names = [n for n in settings.operators if needed <= set(OPERATORS[n].signature.parameters)]
         if mark is not None and mark.kwargs.get("residual") is False:
             names = [n for n in names if not OPERATORS[n].residual]
+        names = [n for n in names if OPERATORS[n].differentiable or not smooth]
+        names = [n for n in names if OPERATORS[n].offsets_arguments]
+        names = [n for n in names if quantised or not OPERATORS[n].quantised]
         metafunc.parametrize("operator", [pytest.param(OPERATORS[n], id=n) for n in names])
 
 

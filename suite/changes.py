@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jagbench.inputs import Inputs
-from jagbench.spec import PAIRS, SHARED
+from jagbench.spec import PAIRS, ROWS, SHARED
 
 Layout = Callable[[Tensor], Tensor]
 
@@ -22,6 +22,8 @@ def layout_of(inputs: Inputs, name: str) -> str:
     if name not in operator.output_layout:
         return inputs.layout_of(name)
     layout = operator.output_layout[name]
+    if layout == ROWS:
+        return SHARED
     # The outputs of a dense query have a leading batch dim and no padding.
     return SHARED if inputs.arguments.get(layout, 0) is None else layout
 
@@ -75,9 +77,10 @@ def floats(inputs: Inputs, change: Layout, *, names: Sequence[str] | None = None
 
 
 def packed(inputs: Inputs) -> tuple[str, ...]:
-    """Names of the arguments that have a gradient and rows of their own (q, k and v; x)."""
+    """Names of the arguments of values that have rows of their own (q, k and v; x)."""
     operator, given = inputs.operator, inputs.tensors()
-    names = (n for n in operator.differentiable if n in given)
+    # Where there are gradients, these are the arguments that have one.
+    names = [n for n in operator.differentiable or operator.layout if n in given]
     return tuple(n for n in names if operator.layout[n] in operator.offsets_arguments)
 
 

@@ -17,11 +17,15 @@ def problems(accuracies: Iterable[Accuracy]) -> str:
 
 def _paragraph(accuracy: Accuracy) -> str:
     index = ", ".join(str(i) for i in accuracy.worst_index)
-    place = f"  worst element {accuracy.name}[{index}]"
+    place = f"  {'first' if accuracy.codes else 'worst'} element {accuracy.name}[{index}]"
     if accuracy.worst_sequence is not None:
         place += f": sequence {accuracy.worst_sequence}"
     if accuracy.worst_position is not None:
         place += f", position {accuracy.worst_position}"
+    if accuracy.codes:
+        return f"{accuracy.name}: {accuracy.problem}" + (
+            f"\n{place}" if accuracy.worst_index else ""
+        )
     return (
         f"{accuracy.name}: {accuracy.problem}\n"
         f"{place}, off by {accuracy.worst_error:.4g}, budget {accuracy.worst_allowed:.4g}\n"

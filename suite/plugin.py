@@ -37,7 +37,9 @@ ISOLATED_TIMEOUT = 300.0
 MARKS = (
     "cases(every, limit, where): workloads a test runs on, all of the session or a few",
     "operators_with(*parameters): run for operators whose signature has these parameters",
+    "quantised: run for operators that quantise inside, too",
     "operator(name): a property of one operator alone",
+    "differentiable: run for operators that have gradients, not for those whose outputs are codes",
     "combinations(where): which of a test's parameters mean something together",
     "needs_gpu(reason): cannot be shown on a CPU",
     "xdist_group(name): tests that share a process, known here for want of pytest-xdist",
@@ -152,6 +154,8 @@ def _is_wanted(item: pytest.Item, settings: Settings) -> bool:
     if not _is_ours(item):
         return True
     parameters = _parameters(item)
+    if not isinstance(parameters.get("operator", None), (Operator, type(None))):
+        return False  # no operator of the session has the property
     combinations = item.get_closest_marker("combinations")
     if combinations is not None and not combinations.kwargs["where"](**parameters):
         return False

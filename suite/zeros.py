@@ -12,19 +12,20 @@ from torch import Tensor
 from jagbench.execution import Outcome
 from jagbench.inputs import Inputs
 from jagbench.pairs import visible_range
-from jagbench.spec import PAIRS, SHARED
+from jagbench.spec import PAIRS, PLACED, SHARED
 from jagbench.suite import changes, shapes
 
 
 def takes_part(inputs: Inputs) -> dict[str, Tensor]:
     """Offsets argument -> bool `[rows]`: whether a row is in any visible pair.
 
-    A dense query has no entry. Under one offsets argument every row sees itself. No mask is built:
-    a query sees a range of keys, and a key is seen by a range of queries.
+    A dense argument has no entry. Under one offsets argument every row sees itself. No mask is
+    built: a query sees a range of keys, and a key is seen by a range of queries.
     """
     if not shapes.has_keys(inputs.operator):
         names = inputs.operator.offsets_arguments
-        return {name: ~_is_padding(inputs, name) for name in names}
+        given = [name for name in names if inputs.offsets(name) is not None]
+        return {name: ~_is_padding(inputs, name) for name in given}
     t, options = inputs.tensors(), inputs.options
     left, right = visible_range(bool(options.get("causal")), options.get("window"))
     k_lengths = t["k_offsets"].diff().long()
@@ -121,7 +122,8 @@ def strays(inputs: Inputs, outcome: Outcome) -> list[str]:
         if layout in (PAIRS, SHARED) or layout not in seen:
             continue
         idle = ~seen[layout]
-        if name == "out" or name.startswith("grad "):
+        codes = inputs.operator.codes is not None
+        if name == "out" or codes or name.startswith("grad "):
             found += nonzero(name, tensor, idle)
         else:
             found += _not_minus_infinity(name, tensor, idle, inputs, layout)
@@ -162,7 +164,8 @@ def of_padding(inputs: Inputs, outcome: Mapping[str, Tensor]) -> list[str]:
     found = []
     for name, tensor in outcome.items():
         layout = changes.layout_of(inputs, name.removeprefix("grad "))
-        if layout not in (PAIRS, SHARED):
+        # Rows that an operator places are the judge's to look at.
+        if layout not in (PAIRS, PLACED, SHARED):
             offsets = inputs.offsets(layout)
             assert offsets is not None
             rows = torch.arange(tensor.shape[0], device=tensor.device) >= int(offsets[-1])

@@ -77,6 +77,15 @@ def test_operators_with_one_offsets_argument_are_replayed_with_a_rotary_table(cs
         replay(csv, "history", operator=operator, k_column="ads")
 
 
+def test_mx_quantize_is_replayed_in_squares(csv):
+    workload = workload_from_text(f"replay:{csv}:history", "mx_quantize")
+    inputs = workload.inputs()
+    assert not workload.differentiable
+    assert inputs.options["block"] == (32, 32)
+    assert inputs.lengths("offsets").tolist() == workload.recipe.lengths(0)["offsets"]
+    assert inputs.upstream is None
+
+
 def test_a_linear_layer_behind_a_norm_is_replayed_with_as_many_features_as_heads_have(csv):
     workload = workload_from_text(f"replay:{csv}:history", "norm_linear")
     assert workload.recipe.lengths(0) == {"offsets": [12, 0, 40]}

@@ -16,6 +16,8 @@ from jagbench.workload import PURPOSES
 from jagbench.workloads import CATALOGUE, AttentionRecipe, BlockRecipe, RotaryRecipe, select
 from jagbench.workloads.attention import OPERATOR_NAMES
 from jagbench.workloads.lengths import Explicit, Fixed, UniformFill
+from jagbench.workloads.mx_quantize import QuantizeRecipe
+from jagbench.workloads.mx_recipes import LinearInputs, MatmulInputs
 from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import Table
 from jagbench.workloads.values import QKNormalised, UniformUnit
@@ -51,10 +53,16 @@ def draw(made, dtype=torch.float32):
 
 
 def fingerprint(inputs):
-    """Hash of the bytes of every tensor, the upstream gradient included."""
+    """Hash of the bytes of every tensor, the upstream gradient included; all NaN are alike.
+
+    A conversion to half precision gives a NaN other bits on a GPU.
+    """
     total = hashlib.sha256()
-    for name, tensor in {**inputs.tensors(), "upstream": inputs.upstream}.items():
+    upstream = {} if inputs.upstream is None else {"upstream": inputs.upstream}
+    for name, tensor in {**inputs.tensors(), **upstream}.items():
         total.update(name.encode())
+        if tensor.is_floating_point():
+            tensor = tensor.masked_fill(tensor.isnan(), torch.nan)
         total.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:16]
 
@@ -83,10 +91,10 @@ def test_every_smoke_workload_is_judged_on_a_device_too():
     assert all("conformance" in w.purposes for w in SMOKE)
 
 
-def test_full_covers_conformance_except_the_twins_of_presets():
+def test_full_covers_conformance_except_the_twins_of_full_sizes():
     missing = [w for w in select(purpose="conformance") if "full" not in w.purposes]
-    presets = {"published", "ladder"}
-    assert all(presets & w.tags and w.name.endswith("-smoke") for w in missing)
+    twins_of = {"published", "ladder", "comparison"}
+    assert all(twins_of & w.tags and w.name.endswith("-smoke") for w in missing)
 
 
 def test_full_size_calls_fit_one_device_in_float32_with_their_gradients():
@@ -114,7 +122,8 @@ def test_the_reproduction_keeps_keys_at_full_length_and_the_jagged_variant_does_
 @pytest.mark.parametrize("operator", sorted(OPERATORS))
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_every_operator_has_workloads_for_every_purpose(operator, purpose):
-    assert len(select(operator=operator, purpose=purpose)) >= 40
+    quantised = OPERATORS[operator].quantised
+    assert len(select(operator=operator, purpose=purpose)) >= (14 if quantised else 40)
 
 
 def test_every_activation_occurs_in_a_smoke_workload():
@@ -196,17 +205,31 @@ def test_a_workload_keeps_its_operator_s_shapes_and_drawn_statistics(workload):
         assert inputs.pair_bounds()[-1] == drawn["pairs"]
     else:
         rows = drawn["k_tokens"] + made.padding
-    own = (made.num_kv_heads, made.qk_dim)
+    own = () if isinstance(made, QuantizeRecipe) else (made.num_kv_heads, made.qk_dim)
     if isinstance(made, NormLinearRecipe):
         own = (made.features,)
+    if isinstance(made, QuantizeRecipe):
+        own = (made.heads, made.columns) if made.heads > 1 else (made.columns,)
+        assert inputs.upstream is None
+    if isinstance(made, LinearInputs):
+        own = (made.features,)
     for name in {"k", "x"} & set(tensors):
-        assert tensors[name].shape == (rows, *own)
+        dense = not inputs.is_jagged and tensors[name].dim() == 3
+        x = tensors[name].transpose(0, 1) if dense else tensors[name]
+        assert x.shape == (rows, *own)
     if "v" in tensors:
         assert tensors["v"].shape[1:] == (made.num_kv_heads, made.value_dim)
-    assert inputs.num_sequences == made.batch
+    assert inputs.num_sequences == (1 if made.batch is None else made.batch)
     with torch.no_grad():
-        out = inputs.call(inputs.operator.reference)
-    assert out.shape == inputs.upstream.shape
+        outcome = run(inputs.operator.reference, inputs)
+    assert workload.differentiable == bool(inputs.operator.differentiable)
+    if isinstance(made, MatmulInputs):
+        assert outcome["out"].shape == (made.rows, made.columns)
+    elif inputs.operator.codes is None:
+        assert outcome["out"].shape == inputs.upstream.shape
+    else:
+        found = {name: tuple(tensor.shape) for name, tensor in outcome.items()}
+        assert found == inputs.operator.codes.shapes(inputs)
 
 
 @pytest.mark.parametrize(
@@ -451,6 +474,9 @@ BYTES = {
     ("norm_linear-layer-larger-offset", "float32"): "0f680134c3154e10",
     ("norm_linear-rms-k128-n128-wide-affine-bias", "bfloat16"): "8868368634a9b25a",
     ("norm_linear-rms-rows-of-zeros", "float16"): "9d88a9433ee28d1b",
+    ("mx_quantize-32x32-boundary-maxima-e4m3-rceil", "float32"): "8843470add535a97",
+    ("mx_quantize-1x32-end-scales-e2m1-ceil", "bfloat16"): "70e0f2c88f55a0ab",
+    ("mx_quantize-32x1-not-numbers-e5m2-ceil", "float16"): "38407d398ff1509d",
 }
 DIGESTS = {
     "gdpa-self-l1024-fill0.5-jagged": "61df80dd31f31c54",
@@ -464,4 +490,6 @@ DIGESTS = {
     "rotary-l2000-1735537-tokens": "9468c48b728d7de8",
     "norm_linear-rms-m262144-k512-n512": "57dd9325aca81b17",
     "norm_linear-layer-m524288-k512-n512": "91b081937dbac85e",
+    "mx_quantize-1x32-m1048576-k512": "22588a759499ad31",
+    "mx_quantize-32x32-jagged-history": "6702460c17936f9b",
 }

@@ -27,6 +27,8 @@ MODULES = (
     "blocks",
     "norms",
     "blocks_of_pffn",
+    "quantisers",
+    "products",
 )
 #: What the suite's own assertions raise.
 ASSERTIONS = ("AssertionError", "Failed")

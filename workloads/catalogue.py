@@ -13,6 +13,8 @@ from jagbench.workloads.blocks import blocks
 from jagbench.workloads.comparison import comparison, tagged
 from jagbench.workloads.features import features
 from jagbench.workloads.ladder import ladder
+from jagbench.workloads.mx_products import products
+from jagbench.workloads.mx_quantize import quantisations
 from jagbench.workloads.norms import norms
 from jagbench.workloads.pffn import pffn
 from jagbench.workloads.published import published
@@ -28,6 +30,8 @@ def _all() -> Iterator[Workload]:
     yield from ladder()
     yield from norms()
     yield from pffn()
+    yield from quantisations()
+    yield from products()
 
 
 def _catalogue() -> Mapping[str, Workload]:

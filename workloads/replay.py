@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from jagbench.mx import SQUARE
 from jagbench.workload import Recipe, Workload
 from jagbench.workloads.attention import OPERATOR_NAMES, AttentionRecipe
 from jagbench.workloads.lengths import Explicit
+from jagbench.workloads.mx_quantize import QuantizeRecipe
 from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import BY_POSITION, BlockRecipe, RotaryRecipe
 from jagbench.workloads.pffn import PffnRecipe
@@ -47,7 +49,8 @@ def replay(
     heads, kv_heads, qk_dim, causal: as of `AttentionRecipe`. activation: of gdpa and
         pffn_block (which takes no causal) only. Operators
         with one offsets argument take no k_column nor causal; a rotary table is by position, and
-        norm_linear maps heads x qk_dim features to as many under RMSNorm.
+        norm_linear maps heads x qk_dim features to as many under RMSNorm, mx_quantize has as many
+        columns in squares.
     Raises ValueError naming the file, the place and the value that is no length, and ImportError
     where a Parquet file is given and pyarrow is missing.
     """
@@ -75,6 +78,7 @@ def replay(
         purposes=frozenset({"conformance", "full"}),
         tags=frozenset({"replay"}),
         source=path.name,
+        differentiable=operator != "mx_quantize",
     )
 
 
@@ -114,7 +118,10 @@ def _packed(
     if operator == "norm_linear":
         width = heads * qk_dim
         return NormLinearRecipe(len(lengths), width, width, law)
-    known = (*OPERATOR_NAMES, "block_attention", "rotary", "norm_linear", "pffn_block")
+    if operator == "mx_quantize":
+        return QuantizeRecipe(len(lengths), heads * qk_dim, law, block=SQUARE)
+    packed = ("block_attention", "rotary", "norm_linear", "pffn_block", "mx_quantize")
+    known = (*OPERATOR_NAMES, *packed)
     raise ValueError(f"operator must be one of {known}, got {operator!r}")
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from jagbench.hardware import DEVICES
 from jagbench.implementation import ENTRY_POINT_GROUP
-from jagbench.peers import PEERS
+from jagbench.peers import MX_QUANTIZE_PEERS, NORM_LINEAR_PEERS, PEERS
 from jagbench.plain import safe
 from jagbench.reference import OPERATORS
 from jagbench.workload import PURPOSES, Workload
@@ -42,7 +42,8 @@ def operators(only: str | None) -> None:
         if only in (None, operator.name):
             click.echo(f"{operator.name}{operator.signature}")
             click.echo(f"    defined in: {operator.paper}")
-            click.echo(f"    gradients of: {', '.join(operator.differentiable)}")
+            gradients = ", ".join(operator.differentiable) or "nothing: its outputs are codes"
+            click.echo(f"    gradients of: {gradients}")
             click.echo(f"    workloads: {len(select(operator=operator.name))}")
 
 
@@ -50,7 +51,7 @@ def implementations() -> None:
     """Names that --impl takes: entry points and peers; any other module path works too."""
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)):
         click.echo(f"{entry.name:<32} {entry.value}")
-    for name, module in sorted(PEERS.items()):
+    for name, module in sorted({**PEERS, **NORM_LINEAR_PEERS, **MX_QUANTIZE_PEERS}.items()):
         click.echo(f"{name:<32} {module}")
     click.echo("any other module or object: --impl=package.module or --impl=package.module:object")
 

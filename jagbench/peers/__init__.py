@@ -27,4 +27,11 @@ NORM_LINEAR_PEERS: Mapping[str, str] = {
     "torch-norm-linear-compiled": "jagbench.peers.torch_norm_linear:compiled_chain",
 }
 
-__all__ = ["NORM_LINEAR_PEERS", "PEERS"]
+#: The same of mx_quantize.
+MX_QUANTIZE_PEERS: Mapping[str, str] = {
+    "torchao-mx": "jagbench.peers.torchao_mx",
+    "torchao-mx-compiled": "jagbench.peers.torchao_mx:compiled",
+    "torchao-mx-kernels": "jagbench.peers.torchao_mx:kernels",
+}
+
+__all__ = ["MX_QUANTIZE_PEERS", "NORM_LINEAR_PEERS", "PEERS"]

@@ -32,6 +32,7 @@ def _autocast(candidate: Candidate) -> torch.autocast:
     return torch.autocast(candidate.settings.device.type, dtype=LOW)
 
 
+@pytest.mark.differentiable
 def test_autocast_keeps_low_precision_results(
     candidate: Candidate, operator: Operator, check: Check
 ) -> None:
@@ -43,6 +44,7 @@ def test_autocast_keeps_low_precision_results(
     check(inputs, outcome)
 
 
+@pytest.mark.differentiable
 def test_autocast_returns_gradients_in_each_input_dtype(
     candidate: Candidate, operator: Operator, check: Check
 ) -> None:
@@ -59,6 +61,7 @@ def test_autocast_returns_gradients_in_each_input_dtype(
     check(inputs, {name: tensor.to(LOW) for name, tensor in outcome.items()})
 
 
+@pytest.mark.differentiable
 def test_checkpointing_under_autocast_gives_the_same_gradients(
     candidate: Candidate, operator: Operator
 ) -> None:

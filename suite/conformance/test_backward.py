@@ -14,6 +14,8 @@ from jagbench.suite import explain
 from jagbench.suite.candidate import Candidate
 from jagbench.suite.cases import Case
 
+pytestmark = pytest.mark.differentiable
+
 
 @pytest.mark.cases(every=True)
 def test_every_gradient_is_within_budget(

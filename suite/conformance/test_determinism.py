@@ -23,6 +23,7 @@ def test_outputs_are_bit_equal_over_repeats(candidate: Candidate, case: Case) ->
         assert not found, f"repeat {repeat} gives another {'; '.join(found)}"
 
 
+@pytest.mark.differentiable
 @pytest.mark.cases(limit=2)
 def test_deterministic_gradients_are_bit_equal_over_repeats(
     candidate: Candidate, case: Case

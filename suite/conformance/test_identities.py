@@ -146,6 +146,7 @@ def _cut(inputs: Inputs, outcome: Tensors, sequences: list[int]) -> dict[str, Te
     return cut
 
 
+@pytest.mark.differentiable
 @pytest.mark.cases(limit=2)
 def test_order_of_sequences_does_not_matter(candidate: Candidate, case: Case) -> None:
     """The batch backwards gives the results backwards."""
@@ -154,6 +155,7 @@ def test_order_of_sequences_does_not_matter(candidate: Candidate, case: Case) ->
     _holds(candidate, inputs.select(order), _cut(inputs, truth_of(inputs), order))
 
 
+@pytest.mark.differentiable
 @pytest.mark.cases(limit=2)
 def test_a_batch_equals_its_two_halves(candidate: Candidate, case: Case) -> None:
     """Split, the two halves give what the whole gives; merged again, the whole gives it too."""
@@ -282,6 +284,7 @@ def test_order_of_keys_does_not_matter_under_any_activation(
     _holds(candidate, other, {n: truth[n] for n in ("out", "grad q")})
 
 
+@pytest.mark.differentiable
 @pytest.mark.cases(limit=2)
 def test_gradients_are_linear_in_the_upstream_gradient(candidate: Candidate, case: Case) -> None:
     """Gradients of two parts of the upstream gradient add up to those of the whole."""

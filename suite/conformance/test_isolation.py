@@ -50,6 +50,7 @@ def _sequences(inputs: Inputs) -> Iterator[int]:
     yield from dict.fromkeys((busy[0], busy[-1]))
 
 
+@pytest.mark.quantised
 @pytest.mark.cases(limit=2)
 def test_nan_in_one_sequence_leaves_the_others_bit_unchanged(
     candidate: Candidate, case: Case
@@ -76,6 +77,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours(candidate: Candidate, case
         assert not found, f"values of sequence {sequence} changed others' {'; '.join(found)}"
 
 
+@pytest.mark.quantised
 @pytest.mark.cases(limit=2)
 def test_nan_past_the_last_offset_changes_nothing(candidate: Candidate, case: Case) -> None:
     """Padding rows full of NaN or of 0 give the same bits, and 0 on themselves."""
@@ -100,6 +102,7 @@ def test_recycled_memory_full_of_nan_changes_nothing(
     assert not differing(clean, again)
 
 
+@pytest.mark.quantised
 @pytest.mark.cases(limit=2)
 def test_inputs_are_unchanged_bit_for_bit(candidate: Candidate, case: Case) -> None:
     """Neither forward nor backward writes to an argument or to the upstream gradient."""
@@ -209,6 +212,7 @@ def test_expanded_inputs_give_the_same_result(
     check(inputs.map(lambda _, t: t.contiguous()), candidate.run_in_place(inputs, backward=True))
 
 
+@pytest.mark.differentiable
 @pytest.mark.parametrize("layout", ["transposed", "sliced", "strided", "expanded"])
 @pytest.mark.cases(limit=1)
 def test_strided_upstream_gradients_give_the_same_gradients(
@@ -236,9 +240,8 @@ def test_work_on_a_side_stream_is_ordered(candidate: Candidate, case: Case) -> N
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         _busy()
-        assert inputs.upstream is not None
         sources = {**inputs.tensors(), "upstream": inputs.upstream}
-        late.map(lambda n, t: t.copy_(sources[n]) if t.is_floating_point() else t)
+        late.map(lambda n, t: t.copy_(sources[n]) if t.is_floating_point() else t)  # type: ignore[arg-type]
         outcome = candidate.run_in_place(late, backward=True)
         copies = {name: tensor.clone() for name, tensor in outcome.items()}
     stream.synchronize()

@@ -244,6 +244,7 @@ def test_the_fill_of_a_masked_tail_does_not_matter(
 # Strides, offsets, head dimensions
 
 
+@pytest.mark.differentiable
 @pytest.mark.parametrize("layout", ["transposed", "expanded", "sliced"])
 def test_an_upstream_gradient_that_is_not_contiguous(
     candidate: Candidate, operator: Operator, layout: str, check: Check
@@ -357,6 +358,7 @@ def test_only_the_bias_needs_a_gradient(
     check(call, {"out": out.detach(), "grad bias": gradient})
 
 
+@pytest.mark.differentiable
 def test_row_weights_scale_the_gradient_of_their_rows(
     candidate: Candidate, operator: Operator, check: Check
 ) -> None:

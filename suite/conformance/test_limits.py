@@ -31,7 +31,9 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _is_argument(operator: Operator, name: str) -> bool:
-    return name == "upstream" or name in operator.signature.parameters
+    if name == "upstream":
+        return bool(operator.differentiable)
+    return name in operator.signature.parameters
 
 
 @pytest.mark.combinations(where=_is_argument)
@@ -181,6 +183,7 @@ def test_a_batch_of_8300_single_tokens(
     _check_tiles(inputs, 100, candidate, check)
 
 
+@pytest.mark.differentiable
 @pytest.mark.usefixtures("whole_gpu")
 @pytest.mark.needs_gpu("4 GB of upstream gradient")
 def test_a_wide_view_of_the_upstream_gradient(candidate: Candidate, operator: Operator) -> None:
@@ -224,4 +227,4 @@ def test_a_sequence_of_33728_zeros(candidate: Candidate, operator: Operator) -> 
     """A length cast to 16 bits made NaN (xformers 719)."""
     inputs = _draw(candidate, operator, [33_728], dim=64)
     zeros = changes.floats(inputs, torch.zeros_like, names=changes.packed(inputs))
-    assert (candidate.run(zeros)["out"] == 0).all()
+    assert not any(output.any() for output in candidate.run(zeros).values())

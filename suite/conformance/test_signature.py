@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from jagbench.execution import named_outputs
 from jagbench.inputs import Inputs
 from jagbench.rotary import TokenTable
 from jagbench.spec import Operator
@@ -40,9 +41,9 @@ def test_every_argument_is_accepted_by_its_pinned_name(candidate: Candidate, cas
     """Arguments given by keyword mean what they mean by position."""
     inputs = case.inputs(candidate.settings.device)
     function = candidate.settings.implementation.get(case.operator.name)
-    named = function(**inputs.clone().arguments, **inputs.options)
-    expected = candidate.run(inputs)["out"]
-    assert not differing({"out": expected}, {"out": named.detach()})
+    named = named_outputs(inputs, function(**inputs.clone().arguments, **inputs.options))
+    expected = candidate.run(inputs)
+    assert not differing(expected, {name: value.detach() for name, value in named.items()})
 
 
 @pytest.mark.cases(limit=2)
@@ -64,8 +65,13 @@ def test_outputs_have_the_pinned_shapes_and_dtypes(candidate: Candidate, case: C
     inputs = case.inputs(candidate.settings.device)
     inputs = inputs.with_options(**further_outputs(case.operator))
     outcome = candidate.run(inputs, backward=True)
-    assert inputs.upstream is not None
     assert set(case.operator.output_layout) <= set(outcome), "an output is missing"
+    assert all(value.device == inputs.device for value in outcome.values())
+    if case.operator.codes is not None:
+        for name, shape in case.operator.codes.shapes(inputs).items():
+            assert (tuple(outcome[name].shape), outcome[name].dtype) == (shape, torch.uint8), name
+        return
+    assert inputs.upstream is not None
     assert outcome["out"].shape == inputs.upstream.shape
     assert outcome["out"].dtype == inputs.dtype
     for name in set(case.operator.output_layout) - {"out"}:
@@ -76,7 +82,6 @@ def test_outputs_have_the_pinned_shapes_and_dtypes(candidate: Candidate, case: C
         gradient = outcome.get(f"grad {name}")
         if gradient is not None:
             assert (gradient.shape, gradient.dtype) == (tensor.shape, tensor.dtype), name
-    assert all(value.device == inputs.device for value in outcome.values())
 
 
 def _set(inputs: Inputs, name: str, *values: int) -> Inputs:
@@ -173,6 +178,11 @@ OF_X_AND_WEIGHT: Changes = {
     "weight-without-rows": _values("weight", lambda x: x[:0]),
     "weight-on-another-device": _values("weight", _elsewhere),
 }
+OF_X_TO_QUANTIZE: Changes = {
+    "numbers-of-integers": _values("x", lambda x: x.int()),
+    "numbers-on-another-device": _values("x", _elsewhere),
+    "numbers-of-one-dim": _values("x", lambda x: x[:, 0, 0]),
+}
 
 #: Arguments an operator must have -> what can be wrong with them.
 FAULTS: tuple[tuple[frozenset[str], Changes], ...] = (
@@ -183,6 +193,7 @@ FAULTS: tuple[tuple[frozenset[str], Changes], ...] = (
     (frozenset({"q", "v", "activation", "eps"}), OF_A_BLOCK),
     (frozenset({"x", "table"}), OF_X),
     (frozenset({"x", "weight"}), OF_X_AND_WEIGHT),
+    (frozenset({"x", "offsets", "elem_dtype"}), OF_X_TO_QUANTIZE),
 )
 MALFORMED: Changes = {name: change for _, group in FAULTS for name, change in group.items()}
 
@@ -229,6 +240,11 @@ REFUSED: dict[str, dict[str, Any]] = {
         "of-three-dims": lambda rows: torch.zeros(1, rows, 32),
         "of-integers": lambda rows: torch.zeros(rows, 32, dtype=torch.int32),
     },
+    "elem_dtype": {"unknown": "e3m4"},
+    "block": {"of-16": (1, 16), "of-one-number": 32, "larger": (64, 64)},
+    "scale_mode": {"unknown": "round"},
+    "rounding": {"unknown": "up", "stochastic-without-a-seed": "stochastic"},
+    "seed": {"beside-nearest": 3},
 }
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from wrong.block_faults import BLOCK_FAULTS
 from wrong.fault import Fault
 from wrong.fault import on_workloads as _on
+from wrong.mx_faults import MX_FAULTS
 from wrong.norm_faults import NORM_FAULTS
 from wrong.pffn_faults import PFFN_FAULTS
+from wrong.product_faults import PRODUCT_FAULTS
 
 FORWARD = "test_forward.py::test_outputs_are_within_budget"
 BACKWARD = "test_backward.py::test_every_gradient_is_within_budget"
@@ -439,4 +441,6 @@ FAULTS: tuple[Fault, ...] = (
     *BLOCK_FAULTS,
     *NORM_FAULTS,
     *PFFN_FAULTS,
+    *MX_FAULTS,
+    *PRODUCT_FAULTS,
 )

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from jagbench.bias import BucketedBias
-from wrong import norming, sandwich, turns
+from jagbench.reference import mx_attention, mx_gdpa, mx_linear, mx_matmul
+from wrong import norming, quantising, sandwich, turns
 from wrong import steps as step
 from wrong.call import Call, Tile, Window, check
 from wrong.steps import Bounds
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(quantising.Quantiser):
     """The steps of an implementation; its methods are the operators.
 
     finish: last touch to an output or gradient, by name. upstream: first look at the gradient of
@@ -70,6 +71,21 @@ class Steps:
     parameter_gradients: Callable[[norming.Layer, Tensor, Tensor, Tensor], dict[str, Tensor]] = (
         norming.parameter_gradients
     )
+    check_quantize: Callable[[Any, Tensor | None, quantising.Job, str], None] = quantising.check
+    reach: Callable[[quantising.Job, list[int], int], tuple[int, int]] = quantising.reach
+    scale_row: Callable[[quantising.Job, list[int], int], int] = quantising.scale_row
+    largest: Callable[[quantising.Job, Tensor], Tensor] = quantising.largest
+    scale_of_blocks: Callable[[quantising.Job, Tensor], Tensor] = quantising.scale
+    number: Callable[[Tensor, list[int]], Tensor] = quantising.number
+    draw: Callable[[int, Tensor, int], Tensor] = quantising.draw
+    round_places: Callable[[Tensor, Tensor | None], Tensor] = quantising.nearest
+    saturate: Callable[[quantising.Job, Tensor], Tensor] = quantising.saturate
+    encode: Callable[[quantising.Job, Tensor], Tensor] = quantising.encode
+    dequantise: Callable[[quantising.Job, Tensor, Tensor], Tensor] = quantising.dequantise
+    mx_linear: Callable[..., Tensor] = mx_linear
+    mx_matmul: Callable[..., Tensor] = mx_matmul
+    mx_attention: Callable[..., Any] = mx_attention
+    mx_gdpa: Callable[..., Tensor] = mx_gdpa
 
     def jagged_attention(
         self,

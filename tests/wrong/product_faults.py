@@ -1,0 +1,49 @@
+"""Every planted fault of products of quantised operands, and the test that must catch it."""
+
+from __future__ import annotations
+
+from wrong.fault import Fault
+from wrong.fault import on_workloads as _on
+
+FORWARD = "test_forward.py::test_outputs_are_within_budget"
+BACKWARD = "test_backward.py::test_every_gradient_is_within_budget"
+LINEAR = "test_mx_linear.py::test_"
+
+
+def _of(target: str, test: str, parameter: str = "") -> Fault:
+    return Fault(f"products:{target}", "mx_linear", LINEAR + test, parameter=parameter)
+
+
+def _workload(target: str, test: str, *names: str) -> tuple[Fault, ...]:
+    return _on(f"products:{target}", test, *names)
+
+
+PRODUCT_FAULTS: tuple[Fault, ...] = (
+    *_workload("takes_floor_for_rceil_in_products", FORWARD, "mx_linear-default-smoke"),
+    *_workload("scales_products_off_by_one", FORWARD, "mx_linear-default-k72-n40"),
+    *_workload("scales_by_tensor", FORWARD, "mx_linear-e2m1-k72-n40"),
+    *_workload("transforms_one_operand", BACKWARD, "mx_linear-wgrad-mx-k72-n40"),
+    _of("transforms_one_operand", "the_transform_of_both_operands_leaves_their_product", "32"),
+    *_workload("rounds_gradients_to_nearest", BACKWARD, "mx_linear-default-smoke"),
+    *_workload("rounds_gradients_to_nearest", BACKWARD, "mx_attention-default"),
+    *_workload("rounds_gradients_one_way", BACKWARD, "mx_linear-default-smoke"),
+    _of("rounds_gradients_one_way", "stochastic_gradients_are_unbiased"),
+    *_workload("rounds_gradients_the_other_way", BACKWARD, "mx_linear-default-smoke"),
+    *_workload("ignores_the_seed_of_gradients", BACKWARD, "mx_linear-wgrad-mx-k72-n40"),
+    _of(
+        "ignores_the_seed_of_gradients",
+        "another_seed_gives_other_gradients_and_the_same_seed_the_same",
+        "hadamard",
+    ),
+    *_workload("quantises_the_weight_gradient", BACKWARD, "mx_linear-default-smoke"),
+    _of("quantises_the_weight_gradient", "a_weight_gradient_in_bf16_is_not_quantised"),
+    *_workload("passes_off_a_plain_product", FORWARD, "mx_linear-default-smoke"),
+    _of("passes_off_a_plain_product", "products_said_to_be_quantised_are"),
+    *_workload("scales_values_along_head_dim", FORWARD, "mx_attention-e2m1"),
+    *_workload("quantises_weights_after_division", FORWARD, "mx_attention-default"),
+    *_workload("sums_quantised_weights", FORWARD, "mx_attention-nearest"),
+    *_workload("passes_off_plain_attention", FORWARD, "mx_attention-default"),
+    *_workload("passes_off_plain_attention", BACKWARD, "mx_attention-default"),
+    *_workload("cuts_gradients_by_the_buffer", BACKWARD, "mx_attention-e2m1"),
+    *_workload("ignores_the_scales_of_b", FORWARD, "mx_matmul-1x32-smoke"),
+)
