@@ -20,8 +20,10 @@ def _counts(*names: str) -> dict[str, str]:
     return dict.fromkeys(names, "i32")
 
 
-def _tiles(block: Block, columns: int, hadamard: int | None = None) -> MxTiles:
-    return mx_tiles(block, _MANY, columns, hadamard, interpreted=False)
+def _tiles(
+    block: Block, columns: int, hadamard: int | None = None, random: bool = False
+) -> MxTiles:
+    return mx_tiles(block, _MANY, columns, hadamard, random, interpreted=False)
 
 
 def _quantize(
@@ -33,7 +35,7 @@ def _quantize(
     **others: Any,
 ) -> CompileCase:
     """A quantisation of 1024 columns; convert: by cvt, for the architectures that have it."""
-    tiles = _tiles(form.block, 1024, form.hadamard)
+    tiles = _tiles(form.block, 1024, form.hadamard, form.seed is not None)
     nearest = form.seed is None and form.elem_dtype != "e2m1"
     convert = convert and nearest
     signature = {

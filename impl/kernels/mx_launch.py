@@ -111,9 +111,11 @@ class MxTiles:
         return f"{self.rows}x{self.columns} warps {self.num_warps}"
 
 
-# Elements of a program's tile: 32 a thread. Not tuned on a GPU.
-_ELEMENTS, _WARPS = 4096, 4
-_MOST_COLUMNS = 256
+# Measured on an H200, bf16 (results/nvidia-h200/variants/mx-tiles-2026-12-01.txt). A block whose
+# rows are in one warp needs no shared memory for its maximum; random bits want long rows.
+_ALONG_COLUMNS = (8192, 1024, 8)
+_ALONG_COLUMNS_RANDOM = (4096, 4096, 2)
+_MOST_COLUMNS_TALL = {BLOCK_SIZE: (128, 2), 1: (64, 1)}
 _INTERPRETED = 1 << 16
 
 
@@ -122,17 +124,27 @@ def mx_tiles(
     rows: int,
     columns: int,
     hadamard: int | None = None,
+    random: bool = False,
     interpreted: bool = INTERPRET.value,
 ) -> MxTiles:
-    """Tiles of a matrix: whole blocks and groups, no wider than the matrix needs."""
-    elements = _INTERPRETED if interpreted else _ELEMENTS
+    """Tiles of a matrix: whole blocks and groups, no wider than the matrix needs.
+
+    random: whether elements are rounded by random bits.
+    """
     wide = max(BLOCK_SIZE, hadamard or 0)
+    across = max(BLOCK_SIZE if block[0] > 1 else wide, padded(columns))
     if block[0] > 1:
         tall = wide if block[1] == 1 else BLOCK_SIZE
-        return MxTiles(tall, min(max(BLOCK_SIZE, padded(columns)), elements // tall), _WARPS)
-    most = elements // 16 if interpreted else _MOST_COLUMNS
-    across = min(max(wide, padded(columns)), most)
-    return MxTiles(min(elements // across, padded(rows)), across, _WARPS)
+        most, warps = _MOST_COLUMNS_TALL[block[1]]
+        most = _INTERPRETED // tall if interpreted else most
+        # The transform and random bits keep more in registers than one warp has.
+        warps *= (2 if hadamard else 1) * tall // BLOCK_SIZE
+        return MxTiles(tall, min(across, most), warps)
+    elements, most, warps = _ALONG_COLUMNS_RANDOM if random else _ALONG_COLUMNS
+    if interpreted:
+        elements, most = _INTERPRETED, _INTERPRETED // 16
+    across = min(across, most)
+    return MxTiles(min(elements // across, padded(rows)), across, warps)
 
 
 @dataclass(frozen=True)
@@ -235,7 +247,7 @@ def launch_quantize(
     scale_rows = scale_rows_of(rows, batch, form.block[0])
     padded_rows = form.swizzled and form.block[1] > 1
     end = -(-rows // SWIZZLE_ROWS) * SWIZZLE_ROWS if padded_rows else rows
-    tiles = tiles or mx_tiles(form.block, rows, columns, form.hadamard)
+    tiles = tiles or mx_tiles(form.block, rows, columns, form.hadamard, form.seed is not None)
     row_tiles, column_tiles = _tile_counts(source, form, tiles, end, scale_rows)
     programs = count * row_tiles * column_tiles
     if not programs:
