@@ -134,10 +134,7 @@ class Timing(Model):
 
 
 class Accuracy(Model):
-    """Error of one output or gradient of a timed call, against float64; absolute 2-norms.
-
-    Of an output that is codes, the number of bytes that differ from the truth; none is allowed.
-    """
+    """Error of one output or gradient of a timed call, against float64; absolute 2-norms."""
 
     name: str
     error: NotNegative

@@ -155,8 +155,8 @@ def _large() -> Iterator[Workload]:
         )
         name = f"{_name(block)}-stochastic-m{_ROWS}-k{_COLUMNS}"
         yield _workload(name, drawn, _FULL, "production", COMPARISON)
-    wide = QuantizeRecipe(None, 8192, Fixed(1 << 16), block=SQUARE)
-    yield _workload("32x32-m65536-k8192", wide, _FULL, "production")
+        wide = QuantizeRecipe(None, 8192, Fixed(1 << 16), block=block)
+        yield _workload(f"{_name(block)}-m65536-k8192", wide, _FULL, "production")
 
 
 # -- options ---------------------------------------------------------------------------------------

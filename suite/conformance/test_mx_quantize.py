@@ -252,8 +252,8 @@ def test_a_block_shares_its_scale_with_no_other(candidate: Candidate, block: Blo
     """A number far larger than all others changes the codes of its own block alone."""
     x = normal(candidate, 70, 72)
     codes, scales = quantize(candidate, x, block=block)
-    x[33, 40] = 2.0**12
-    own = (33 // block[0], 40 // block[1])
+    x[33, 4] = 2.0**12
+    own = (33 // block[0], 4 // block[1])
     changed_codes, changed_scales = quantize(candidate, x, block=block)
     different = (changed_scales != scales).nonzero().tolist()
     assert different == [list(own)]
