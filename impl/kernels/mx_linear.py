@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -62,9 +63,10 @@ def mx_linear(
         raise ValueError(f"{NAME}: recipe must be a LinearRecipe, got {type(recipe).__name__}")
     keep = recipe.weight_gradient == "mx" and torch.is_grad_enabled() and weight.requires_grad
     out: Tensor = _differentiable_op(
-        x.reshape(-1, x.shape[-1]), weight, bias, recipe.elem_dtype, recipe.gradient_elem_dtype,
-        recipe.scale_mode, list(recipe.weight_block), recipe.weight_gradient == "mx",
-        recipe.hadamard, recipe.gradient_rounding == "stochastic", recipe.seed, keep,
+        x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias,
+        recipe.elem_dtype, recipe.gradient_elem_dtype, recipe.scale_mode, list(recipe.weight_block),
+        recipe.weight_gradient == "mx", recipe.hadamard, recipe.gradient_rounding == "stochastic",
+        recipe.seed, keep,
     )[0]  # fmt: skip
     return out.view(*x.shape[:-1], weight.shape[0])
 

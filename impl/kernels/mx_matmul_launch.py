@@ -56,7 +56,7 @@ class ProductTiles:
 TABLE = {
     0: ProductTiles(128, 128, 64, 8, 3),
     10: ProductTiles(128, 128, 128, 4, 3),
-    12: ProductTiles(128, 128, 128, 8, 2),
+    12: ProductTiles(128, 64, 128, 8, 2),
 }
 _INTERPRETED = ProductTiles(128, 128, 128, 4, 1)
 
