@@ -17,6 +17,7 @@ from jagbench.impl.kernels.mx_matmul_launch import (
     launch_codes,
     launch_product,
     launch_round,
+    launch_round_and_sum,
     launch_values,
     library_product,
     product_route,
@@ -173,11 +174,20 @@ def _product(
     return launch_product(left, codes, bias, a.dtype, route == "native")[0]
 
 
-def _input_gradient(d_out: Tensor, weight: Tensor, formats: _Formats) -> Tensor:
-    """Q(dY) Q(W); W in squares has the codes of the forward."""
+def _input_gradient(
+    d_out: Tensor, weight: Tensor, formats: _Formats, summed: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Q(dY) Q(W); W in squares has the codes of the forward.
+
+    summed: whether the sum of dY's rows, float32, is wanted; it comes where a pass over dY has it.
+    """
     form = formats.gradient(Stream.GRADIENT_FOR_INPUT)
-    block = SQUARE if formats.weight_block == SQUARE else ALONG_ROWS
-    return _product(d_out, form, weight, formats.values(block), True, None)
+    of_weight = formats.values(SQUARE if formats.weight_block == SQUARE else ALONG_ROWS)
+    if summed and product_route(d_out.device) == "library":
+        left, sums = launch_round_and_sum(d_out, form)
+        right = launch_round(weight, of_weight).mT
+        return library_product(left, right, None, d_out.dtype), sums
+    return _product(d_out, form, weight, of_weight, True, None), None
 
 
 def _weight_gradient(d_out: Tensor, codes: Tensor, scales: Tensor, formats: _Formats) -> Tensor:
@@ -208,9 +218,10 @@ def _kept(x: Tensor, formats: _Formats, keep: bool) -> tuple[Tensor, Tensor]:
     """Codes of x along the tokens, behind the transform, and their scales."""
     shape, scales = _kept_shapes(x, formats.hadamard, keep)
     if not shape[0] or not shape[1]:
-        return tuple(torch.empty(s, dtype=torch.uint8, device=x.device) for s in (shape, scales))
-    codes = launch_codes(_filled(x, shape[0]), formats.tokens)
-    return codes.codes[0], codes.scales[0]
+        codes = torch.empty(shape, dtype=torch.uint8, device=x.device)
+        return codes, codes.new_empty(scales)
+    found = launch_codes(_filled(x, shape[0]), formats.tokens)
+    return found.codes[0], found.scales[0]
 
 
 def _forward(
@@ -286,12 +297,13 @@ def _backward(
         elem_dtype, gradient_elem_dtype, scale_mode, weight_block, hadamard, stochastic, seed
     )
     dtype, none = d_out.dtype, d_out.new_empty(0)
-    dx, dw, db = none, none, none
+    dx, dw, db, sums = none, none, none, None
     with torch.cuda.device_of(d_out):
         some = bool(d_out.numel() and features)
-        if needs[0] and weight is not None:
+        if needs[0] and not some:
             dx = d_out.new_zeros(d_out.shape[0], features)
-            dx = _input_gradient(d_out, weight, formats) if some else dx
+        elif needs[0] and weight is not None:
+            dx, sums = _input_gradient(d_out, weight, formats, needs[2])
         if needs[1] and not some:
             dw = d_out.new_zeros(d_out.shape[1], features)
         elif needs[1] and x is not None:
@@ -299,7 +311,7 @@ def _backward(
         elif needs[1]:
             dw = _weight_gradient(d_out, codes, scales, formats)
         if needs[2]:
-            db = d_out.sum(0, dtype=torch.float32).to(dtype)
+            db = (d_out.sum(0, dtype=torch.float32) if sums is None else sums).to(dtype)
     return dx, dw, db
 
 

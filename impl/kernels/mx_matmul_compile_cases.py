@@ -62,7 +62,7 @@ def _product(
     )  # fmt: skip
 
 
-def _round(tag: str, form: Format, convert: bool) -> CompileCase:
+def _round(tag: str, form: Format, convert: bool, summed: bool = False) -> CompileCase:
     """x bf16 of 512 columns, quantised and dequantised; convert: by cvt, where there is one."""
     tiles = mx_tiles(form.block, _MANY, 512, form.hadamard, form.seed is not None, False)
     counts = ("used", "rows", "columns", "column_tiles", "x_row", "seed_low", "seed_high",
@@ -71,9 +71,13 @@ def _round(tag: str, form: Format, convert: bool) -> CompileCase:
     return CompileCase(
         name=f"mx_round-{tag}-{form.elem_dtype}{'-bits' * (not convert)}-bf16",
         kernel=f"{_MODULE}:mx_round_kernel",
-        signature={"x": "*bf16", "out": "*bf16", **dict.fromkeys(counts, "i32")},
+        signature={
+            "x": "*bf16", "out": "*bf16", **({"sums": "*fp32"} if summed else {}),
+            **dict.fromkeys(counts, "i32"),
+        },
         constexprs={
-            **constants, "CONVERT": convert and form.seed is None, "CAST": convert,
+            **constants, **({} if summed else {"sums": None}), "STEPS": 16 if summed else 1,
+            "CONVERT": convert and form.seed is None, "CAST": convert,
             "HAS_INFINITY": form.elem_dtype == "e5m2", "ROWS": tiles.rows, "COLUMNS": tiles.columns,
         },
         aligned=("x", "out", "columns", "x_row"),
@@ -90,6 +94,6 @@ CASES: tuple[CompileCase, ...] = (
     *(_product("mixed", arch, "e5m2", "e2m1", True) for arch in (100, 120)),
     _round("1x32", Format("e4m3", ALONG_COLUMNS), True),
     _round("1x32", Format("e4m3", ALONG_COLUMNS), False),
-    _round("stochastic-1x32", Format("e4m3", ALONG_COLUMNS, seed=1), True),
+    _round("stochastic-1x32", Format("e4m3", ALONG_COLUMNS, seed=1), True, summed=True),
     _round("hadamard32-32x1", Format("e4m3", ALONG_ROWS, seed=1, hadamard=32), True),
 )

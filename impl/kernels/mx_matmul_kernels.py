@@ -144,36 +144,46 @@ def mx_product_kernel(
 
 @triton.jit(do_not_specialize=ROUND_COUNTS)
 def mx_round_kernel(
-    x, out, used, rows, columns, column_tiles, x_row, seed_low, seed_high, turn_low, turn_high,
+    x, out, sums, used, rows, columns, column_tiles, x_row,
+    seed_low, seed_high, turn_low, turn_high,
     BR: tl.constexpr, BC: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr,
     WIDTH: tl.constexpr, LARGEST: tl.constexpr, NAN: tl.constexpr, CARRY: tl.constexpr,
     TOP: tl.constexpr, CONVERT: tl.constexpr, CAST: tl.constexpr, STREAM: tl.constexpr,
     HADAMARD: tl.constexpr, ROOT: tl.constexpr, SIGNS: tl.constexpr, HAS_INFINITY: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """out bf16, contiguous `[rows, columns]`: x quantised and dequantised, in one pass over it.
 
     The codes are those of `mx_quantize_kernel`, and go nowhere. x `[used, columns]`; rows from
-    `used` on are 0 before the transform. Other constants as there.
+    `used` on are 0 before the transform. A program takes STEPS tiles, one below the other; sums:
+    fp32 `[programs down, columns]`, what they add up to before they are quantised, or None. Other
+    constants as there.
     """
     program = tl.program_id(0)
     tile = program // column_tiles
     column = (program - tile * column_tiles) * COLUMNS
-    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     each = column + tl.arange(0, COLUMNS)
-    seen = (row < used)[:, None] & (each < columns)[None, :]
-    values = to_float(tl.load(x + row[:, None] * x_row + each[None, :], mask=seen, other=0.0))
-    if HADAMARD > 0:
-        if BR > 1:
-            values = tl.trans(_turn(tl.trans(values), turn_low, turn_high, SIGNS, HADAMARD, ROOT))
-        else:
+    total = tl.zeros([COLUMNS], dtype=tl.float32)
+    for step in range(0, STEPS):
+        row = (tile * STEPS + step).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        seen = (row < used)[:, None] & (each < columns)[None, :]
+        values = to_float(tl.load(x + row[:, None] * x_row + each[None, :], mask=seen, other=0.0))
+        if sums is not None:
+            total += tl.sum(values, 0)
+        if HADAMARD > 0:
+            if BR > 1:
+                values = tl.trans(values)
             values = _turn(values, turn_low, turn_high, SIGNS, HADAMARD, ROOT)
-    largest = _block_maxima(values.to(tl.int32, bitcast=True) & _ABSOLUTE, BR, BC)
-    scale = _scale_codes(largest, CARRY, TOP)
-    random = None
-    if STREAM is not None:
-        random = _draws(row, column, seed_low, seed_high, STREAM, COLUMNS)
-    codes = _codes(values, scale, random, MANTISSA, BIAS, WIDTH, LARGEST, NAN, CONVERT)
-    found = _values(codes, scale, MANTISSA, BIAS, WIDTH, LARGEST, HAS_INFINITY, CAST)
-    inside = (row < rows)[:, None] & (each < columns)[None, :]
-    tl.store(out + row[:, None] * columns + each[None, :], found, mask=inside)
+            if BR > 1:
+                values = tl.trans(values)
+        largest = _block_maxima(values.to(tl.int32, bitcast=True) & _ABSOLUTE, BR, BC)
+        scale = _scale_codes(largest, CARRY, TOP)
+        random = None
+        if STREAM is not None:
+            random = _draws(row, column, seed_low, seed_high, STREAM, COLUMNS)
+        codes = _codes(values, scale, random, MANTISSA, BIAS, WIDTH, LARGEST, NAN, CONVERT)
+        found = _values(codes, scale, MANTISSA, BIAS, WIDTH, LARGEST, HAS_INFINITY, CAST)
+        inside = (row < rows)[:, None] & (each < columns)[None, :]
+        tl.store(out + row[:, None] * columns + each[None, :], found, mask=inside)
+    if sums is not None:
+        tl.store(sums + tile.to(tl.int64) * columns + each, total, mask=each < columns)

@@ -35,6 +35,8 @@ _FEWEST_STEPS = 8
 # Results of fewer elements leave the library as float32: it may add parts of a sum in the result's
 # dtype, and only does so where a result has too few tiles to fill a device.
 _LARGE = 1 << 22
+# Tiles, one below the other, whose rows a program adds up: partial sums are few beside the data.
+_SUMMED = 16
 
 
 @dataclass(frozen=True)
@@ -197,22 +199,34 @@ def launch_values(codes: Tensor, scales: Tensor, elem_dtype: ElemDtype, block: B
 
 def launch_round(x: Tensor, form: Format, rows: int | None = None) -> Tensor:
     """x `[used, columns]` as its codes have it, bf16 `[rows, columns]`; further rows are 0 in x."""
+    return _round(x, form, x.shape[0] if rows is None else rows, None)
+
+
+def launch_round_and_sum(x: Tensor, form: Format) -> tuple[Tensor, Tensor]:
+    """`launch_round`, and the sum of x's rows, float32 `[columns]`, from the same pass."""
+    tiles = mx_tiles(form.block, *x.shape, form.hadamard, form.seed is not None)
+    parts = triton.cdiv(x.shape[0], tiles.rows * _SUMMED)
+    sums = torch.empty((parts, x.shape[1]), dtype=torch.float32, device=x.device)
+    return _round(x, form, x.shape[0], sums), sums.sum(0)
+
+
+def _round(x: Tensor, form: Format, rows: int, sums: Tensor | None) -> Tensor:
     source = Matrices.of(x, None).tensor[0]
     used, columns = source.shape
-    rows = used if rows is None else rows
     out = torch.empty((rows, columns), dtype=torch.bfloat16, device=x.device)
     tiles = mx_tiles(form.block, rows, columns, form.hadamard, form.seed is not None)
-    row_tiles, column_tiles = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
-    if not row_tiles * column_tiles:
+    steps = 1 if sums is None else _SUMMED
+    down, column_tiles = triton.cdiv(rows, tiles.rows * steps), triton.cdiv(columns, tiles.columns)
+    if not down * column_tiles:
         return out
     constants = {key: value for key, value in form.constants.items() if key != "SWIZZLED"}
     note_used("mx_round", tiles)
-    mx_round_kernel[(row_tiles * column_tiles,)](
-        source, out, used, rows, columns, column_tiles, source.stride(0),
+    mx_round_kernel[(down * column_tiles,)](
+        source, out, sums, used, rows, columns, column_tiles, source.stride(0),
         *words(form.seed), *words(form.hadamard_seed), **constants,
         CONVERT=converts(x.device, form), CAST=casts(x.device),
-        HAS_INFINITY=form.elem_dtype == "e5m2", ROWS=tiles.rows, COLUMNS=tiles.columns,
-        num_warps=tiles.num_warps,
+        HAS_INFINITY=form.elem_dtype == "e5m2", STEPS=steps, ROWS=tiles.rows,
+        COLUMNS=tiles.columns, num_warps=tiles.num_warps,
     )  # fmt: skip
     return out
 
