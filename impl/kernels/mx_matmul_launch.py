@@ -36,7 +36,7 @@ _FEWEST_STEPS = 8
 # dtype, and only does so where a result has too few tiles to fill a device.
 _LARGE = 1 << 22
 # Tiles, one below the other, whose rows a program adds up: partial sums are few beside the data.
-_SUMMED = 16
+_SUMMED = 1 if INTERPRET.value else 16
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def launch_round(x: Tensor, form: Format, rows: int | None = None) -> Tensor:
 
 def launch_round_and_sum(x: Tensor, form: Format) -> tuple[Tensor, Tensor]:
     """`launch_round`, and the sum of x's rows, float32 `[columns]`, from the same pass."""
-    tiles = mx_tiles(form.block, *x.shape, form.hadamard, form.seed is not None)
+    tiles = mx_tiles(form.block, x.shape[0], x.shape[1], form.hadamard, form.seed is not None)
     parts = triton.cdiv(x.shape[0], tiles.rows * _SUMMED)
     sums = torch.empty((parts, x.shape[1]), dtype=torch.float32, device=x.device)
     return _round(x, form, x.shape[0], sums), sums.sum(0)
