@@ -42,6 +42,7 @@ def _product(
         "bias": None, **dict.fromkeys(unit, 1),
         **_operand("A", a, ALONG_COLUMNS), **_operand("B", b, SQUARE if by_rows else ALONG_COLUMNS),
         "NATIVE": native, "CAST": architecture >= 90, "EVEN": True,
+        "FAR": False,
         "ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth,
     }  # fmt: skip
     wide = ("a_row", "b_column") if by_rows else ("a_depth", "b_depth")

@@ -65,14 +65,15 @@ def mx_product_kernel(
     A_MANTISSA: tl.constexpr, A_BIAS: tl.constexpr, A_WIDTH: tl.constexpr, A_LARGEST: tl.constexpr,
     A_INFINITY: tl.constexpr, B_MANTISSA: tl.constexpr, B_BIAS: tl.constexpr,
     B_WIDTH: tl.constexpr, B_LARGEST: tl.constexpr, B_INFINITY: tl.constexpr,
-    NATIVE: tl.constexpr, CAST: tl.constexpr, EVEN: tl.constexpr,
+    NATIVE: tl.constexpr, CAST: tl.constexpr, EVEN: tl.constexpr, FAR: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """out = a b^T + bias of codes a `[rows, depth]`, b `[columns, depth]`, over a run of the depth.
 
     Scales: a code for every 32 of the depth and every A_TALL rows (B_TALL columns). out: contiguous
     `[rows, columns]` at a batch's and a run's place; bias `[columns]` or None. run: a multiple of
-    DEPTH. EVEN: depth is one too. Tiles of one block of rows follow each other.
+    DEPTH. EVEN: depth is one too. FAR: places within a tile need 64 bits. Tiles of one block of
+    rows follow each other.
     """
     program = tl.program_id(0)
     tile = program // column_tiles
@@ -83,10 +84,12 @@ def mx_product_kernel(
     part = part % runs
     # Loads of 16 bytes need to know it.
     begin = tl.multiple_of(part * run, DEPTH)
-    row = tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    inner = tl.arange(0, DEPTH)
-    block = tl.arange(0, DEPTH // 32)
+    PLACE: tl.constexpr = tl.int64 if FAR else tl.int32
+    row = tl.arange(0, ROWS).to(PLACE)
+    column = tl.arange(0, COLUMNS).to(PLACE)
+    inner = tl.arange(0, DEPTH).to(PLACE)
+    block = tl.arange(0, DEPTH // 32).to(PLACE)
+    step = tl.full([], DEPTH, PLACE)
     row_seen = (first_row + row < rows)[:, None]
     column_seen = (first_column + column < columns)[:, None]
     a += batch * a_batch + first_row.to(tl.int64) * a_row + begin.to(tl.int64) * a_depth
@@ -128,10 +131,10 @@ def mx_product_kernel(
             right = _values(b_codes, b_scale.to(tl.int32), B_MANTISSA, B_BIAS, B_WIDTH, B_LARGEST,
                             B_INFINITY, CAST)  # fmt: skip
             acc = dot(left, tl.trans(right), acc)
-        a += DEPTH * a_depth
-        b += DEPTH * b_depth
-        a_scales += (DEPTH // 32) * as_depth
-        b_scales += (DEPTH // 32) * bs_depth
+        a += step * a_depth
+        b += step * b_depth
+        a_scales += step // 32 * as_depth
+        b_scales += step // 32 * bs_depth
     seen = (first_column + column < columns)[None, :]
     if bias is not None:
         at = bias + first_column + column

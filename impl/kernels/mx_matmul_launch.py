@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from jagbench.impl.kernels.arguments import LARGEST_ROW_STRIDE
 from jagbench.impl.kernels.attention_launch import multiprocessors
 from jagbench.impl.kernels.interpreter import INTERPRET
 from jagbench.impl.kernels.mx_launch import (
@@ -141,6 +142,7 @@ def launch_product(
         *a.codes.stride(), *a.scales.stride(), *b.codes.stride(), *b.scales.stride(),
         rows * columns, batch * rows * columns, **a.constants("A"), **b.constants("B"),
         NATIVE=native, CAST=casts(device), EVEN=depth % tiles.depth == 0,
+        FAR=max(*a.codes.stride()[1:], *b.codes.stride()[1:], columns) >= LARGEST_ROW_STRIDE,
         ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
