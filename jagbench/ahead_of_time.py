@@ -73,6 +73,7 @@ class CompileCase:
     architectures: compute capabilities to compile for.
     matrix_opcode: architecture -> SASS opcode that must occur; None where no matrix unit is used.
     opcodes: further SASS opcodes (of `OPCODES`) that must occur.
+    ptx: words that must occur in the PTX ("block_scale": its scales are applied by the hardware).
     max_registers: registers a thread at launch, where the launch sets them.
     may_spill: whether registers may be spilled to local memory, without limit.
     spill_limit: bytes of stack a thread that may be spilled where may_spill is not set.
@@ -90,6 +91,7 @@ class CompileCase:
     architectures: tuple[int, ...] = ARCHITECTURES
     matrix_opcode: Mapping[int, str | None] = field(default_factory=lambda: MATRIX_OPCODES)
     opcodes: tuple[str, ...] = ()
+    ptx: tuple[str, ...] = ()
     max_registers: int | None = None
     may_spill: bool = False
     spill_limit: int = 0
@@ -104,6 +106,7 @@ class CompileRecord:
     registers: a thread; stack_bytes, local_bytes: a thread, beyond registers.
     shared_bytes: a thread block; num_warps: as compiled (warp specialisation adds some).
     opcodes: SASS opcode of `OPCODES` -> occurrences, those that occur.
+    missing_ptx: words of the case's `ptx` that do not occur.
     advice: what ptxas says of serialised wgmma (C7510 to C7514), Gluon kernels only.
     overwritten: what a copy may overwrite while it is read (`pipelines`).
     """
@@ -117,6 +120,7 @@ class CompileRecord:
     shared_bytes: int = 0
     num_warps: int = 0
     opcodes: Mapping[str, int] = field(default_factory=dict)
+    missing_ptx: tuple[str, ...] = ()
     advice: str = ""
     overwritten: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -146,6 +150,7 @@ def problems(case: CompileCase, record: CompileRecord) -> list[str]:
     for opcode in (name for name in wanted if name is not None):
         if opcode not in record.opcodes:
             found.append(f"no {opcode} in the machine code (found {dict(record.opcodes)})")
+    found.extend(f"no {word!r} in the PTX" for word in record.missing_ptx)
     if record.advice:
         found.append(f"wgmma is serialised: {record.advice}")
     found.extend(f"race: {operand}" for operand in record.overwritten)
@@ -187,6 +192,7 @@ def compile_here(case: CompileCase, arch: int) -> CompileRecord:
         shared_bytes=compiled.metadata.shared,
         num_warps=compiled.metadata.num_warps,
         opcodes=opcodes,
+        missing_ptx=tuple(word for word in case.ptx if word not in compiled.asm["ptx"]),
         advice=_advice(compiled.asm["ptx"], arch) if kernel.is_gluon() else "",
         overwritten=tuple(check(compiled.asm["ttgir"])),
         seconds=round(time.perf_counter() - start, 3),

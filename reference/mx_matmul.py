@@ -6,6 +6,7 @@ layer's three products as in arXiv 2506.08027, its transform and roundings as in
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def mx_linear(
     _check_linear(x, weight, bias)
     if not isinstance(recipe, LinearRecipe):
         raise ValueError(f"recipe must be a LinearRecipe, got {type(recipe).__name__}")
-    tokens = x.reshape(-1, x.shape[-1])
+    tokens = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     out: Tensor = _Linear.apply(tokens, weight, recipe, bias)  # type: ignore[no-untyped-call]
     return out.view(*x.shape[:-1], weight.shape[0])
 

@@ -92,6 +92,12 @@ def test_a_further_opcode_that_is_missing_is_reported():
     assert problems(case, record) == ["no UTMALDG in the machine code (found {'HGMMA': 1})"]
 
 
+def test_a_word_that_is_missing_in_the_ptx_is_reported(toys):
+    case = load_cases("toy_compile_cases")["product-without-scales"]
+    found = problems(case, toys.compile("product-without-scales", 90))
+    assert found == ["no 'block_scale' in the PTX"]
+
+
 def test_a_crash_is_reported_and_hides_no_other_case(toys):
     record = toys.compile("crash", 90)
     assert "SIGABRT" in str(record.error)

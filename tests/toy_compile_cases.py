@@ -46,6 +46,13 @@ CASES = (
         aligned=("a", "b", "out"),
     ),
     CompileCase(
+        name="product-without-scales",
+        kernel="toy_compile_cases:product",
+        signature=POINTERS,
+        constexprs={"SIZE": 64, "DTYPE": tl.bfloat16},
+        ptx=("wgmma", "block_scale"),
+    ),
+    CompileCase(
         name="product-fp8",
         kernel="toy_compile_cases:product",
         signature={"a": "*fp8e4nv", "b": "*fp8e4nv", "out": "*fp32"},

@@ -308,7 +308,7 @@ def _dequantize(
     if offsets is not None:
         check_values_of_offsets(_DEQUANTIZE, offsets, codes.shape[0], None, False)
     name, shape = cast(ElemDtype, elem_dtype), (block[0], block[1])
-    _check_codes(codes, name)
+    check_codes(_DEQUANTIZE, codes, name)
     out = torch.empty(codes.shape, dtype=dtype, device=codes.device)
     if not codes.numel():
         return out
@@ -324,7 +324,7 @@ def _dequantize(
     return out
 
 
-def _check_codes(codes: Tensor, elem_dtype: ElemDtype) -> None:
+def check_codes(operator: str, codes: Tensor, elem_dtype: ElemDtype) -> None:
     """Refuse codes of too many bits; not while a CUDA graph is captured, whose warm-up did."""
     width = ELEMENTS[elem_dtype].width
     if width == 8 or not codes.numel():
@@ -334,7 +334,7 @@ def _check_codes(codes: Tensor, elem_dtype: ElemDtype) -> None:
     most = int(codes.max())
     if most >> width:
         raise ValueError(
-            f"{_DEQUANTIZE}: codes of {elem_dtype} must be below {1 << width}, got {most}"
+            f"{operator}: codes of {elem_dtype} must be below {1 << width}, got {most}"
         )
 
 

@@ -224,7 +224,7 @@ def _tile_counts(
     return row_tiles, triton.cdiv(-(-columns // unit) * unit, tiles.columns)
 
 
-def _words(seed: int | None) -> tuple[int, int]:
+def words(seed: int | None) -> tuple[int, int]:
     """A seed as two int32 with the bits of its words."""
     words = (seed or 0) % _WORD, (seed or 0) // _WORD
     low, high = (word - _WORD if word >= _WORD // 2 else word for word in words)
@@ -257,7 +257,7 @@ def launch_quantize(
         source.tensor, codes.tensor, scales, source.offsets,
         rows, end, columns, scale_rows, source.batch, row_tiles, column_tiles,
         *source.tensor.stride()[:2], *codes.tensor.stride()[:2], *scales.stride()[:2],
-        *source.draw_strides, *_words(form.seed), *_words(form.hadamard_seed), **form.constants,
+        *source.draw_strides, *words(form.seed), *words(form.hadamard_seed), **form.constants,
         CONVERT=converts(source.tensor.device, form), ROWS=tiles.rows, COLUMNS=tiles.columns,
         num_warps=tiles.num_warps,
     )  # fmt: skip
