@@ -5,6 +5,8 @@ from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
 from jagbench.impl.kernels.mx import mx_dequantize, mx_quantize
+from jagbench.impl.kernels.mx_attention import mx_attention
+from jagbench.impl.kernels.mx_gdpa import mx_gdpa
 from jagbench.impl.kernels.norm_linear import norm_linear
 from jagbench.impl.kernels.pffn_block import pffn_block
 from jagbench.impl.kernels.rotary import rotary
@@ -17,7 +19,9 @@ __all__ = [
     "describe",
     "gdpa",
     "jagged_attention",
+    "mx_attention",
     "mx_dequantize",
+    "mx_gdpa",
     "mx_quantize",
     "norm_linear",
     "pffn_block",

@@ -1,0 +1,531 @@
+"""Launches of MXFP8 attention and GDPA: operands in MX blocks, forward, backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from jagbench.impl.kernels.activations import SOFTMAX
+from jagbench.impl.kernels.arguments import LARGEST_ROW_STRIDE, Geometry, kernel_layout
+from jagbench.impl.kernels.attention_launch import (
+    BackwardCall,
+    Bias,
+    empty_bias_gradient,
+    query_tiles,
+    reduce_bias_gradient,
+)
+from jagbench.impl.kernels.interpreter import INTERPRET
+from jagbench.impl.kernels.mask import Mask
+from jagbench.impl.kernels.mx_attention_gradients import (
+    mx_key_value_gradient_kernel,
+    mx_query_gradient_kernel,
+    seen_rows_kernel,
+)
+from jagbench.impl.kernels.mx_attention_kernels import mx_attention_forward_kernel
+from jagbench.impl.kernels.mx_launch import (
+    ELEMENTS,
+    Format,
+    Matrices,
+    _words,
+    launch_dequantize,
+    launch_quantize,
+    scale_rows_of,
+)
+from jagbench.impl.kernels.mx_operands import CODES, NATIVE, VALUES
+from jagbench.impl.kernels.schedule import build_tile_list
+from jagbench.impl.kernels.tuning import TileConfig, note_used, padded
+from jagbench.mx import (
+    ALONG_COLUMNS,
+    BLOCK_SIZE,
+    SQUARE,
+    AttentionRecipe,
+    Block,
+    ElemDtype,
+    Rounding,
+    RowSum,
+    ScaleMode,
+    Stream,
+    WeightScale,
+)
+
+#: Widest head that the kernels hold.
+LARGEST_HEAD_DIM = 128
+_STATISTICS_ROWS = 128
+Operands = Literal["values", "codes", "native"]
+_OPERANDS: dict[Operands, int] = {
+    "values": VALUES.value, "codes": CODES.value, "native": NATIVE.value,
+}  # fmt: skip
+Pass = Literal["forward", "query_gradient", "key_value_gradient"]
+# By pass and padded head dim. Not tuned on a GPU: as many rows as compile without a spill.
+_TILES: dict[tuple[Pass, int], TileConfig] = {
+    ("forward", 64): TileConfig(64, 64, 4, 2),
+    ("forward", 128): TileConfig(64, 64, 4, 2),
+    ("query_gradient", 64): TileConfig(64, 64, 4, 2),
+    ("query_gradient", 128): TileConfig(64, 64, 8, 2),
+    ("key_value_gradient", 64): TileConfig(32, 64, 4, 2),
+    ("key_value_gradient", 128): TileConfig(32, 64, 8, 2),
+}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor `[rows, heads, dim]` in MX blocks: codes and plain jagged scales, contiguous."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+@dataclass(frozen=True)
+class ForwardCall:
+    """What the forward kernel is told beyond q, k and v; activation as in `BackwardCall`.
+
+    score_scale: factor of Q K^T; out_scale: of the output (GDPA).
+    """
+
+    geometry: Geometry
+    mask: Mask
+    recipe: AttentionRecipe
+    activation: int
+    score_scale: float
+    out_scale: float = 1.0
+    activation_ids: Tensor | None = None
+    activation_set: int = 0
+    bias: Bias = Bias()
+
+
+def encode_recipe(recipe: AttentionRecipe) -> list[int]:
+    """A recipe as a custom op takes it."""
+    return [
+        get_args(ElemDtype).index(recipe.elem_dtype),
+        get_args(ElemDtype).index(recipe.gradient_elem_dtype),
+        get_args(ScaleMode).index(recipe.scale_mode),
+        *recipe.value_block,
+        get_args(WeightScale).index(recipe.weight_scale),
+        get_args(RowSum).index(recipe.row_sum),
+        get_args(Rounding).index(recipe.gradient_rounding),
+        recipe.seed,
+    ]
+
+
+def decode_recipe(code: list[int]) -> AttentionRecipe:
+    """Inverse of `encode_recipe`."""
+    elem, gradient, mode, rows, columns, weight_scale, row_sum, rounding, seed = code
+    return AttentionRecipe(
+        get_args(ElemDtype)[elem], get_args(ElemDtype)[gradient], get_args(ScaleMode)[mode],
+        (rows, columns), get_args(WeightScale)[weight_scale], get_args(RowSum)[row_sum],
+        get_args(Rounding)[rounding], seed,
+    )  # fmt: skip
+
+
+# -- operands --------------------------------------------------------------------------------------
+
+
+def offsets_of_queries(q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry) -> Tensor:
+    """Offsets of the rows of q: a shared query is one sequence."""
+    return _steps(k_offsets, 1, g.total_q) if q_offsets is None else q_offsets
+
+
+def offsets_of_outputs(q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry) -> Tensor:
+    """Offsets of the rows of the output: a shared query has as many a sequence."""
+    return _steps(k_offsets, g.batch, g.total_q) if q_offsets is None else q_offsets
+
+
+def _steps(like: Tensor, count: int, length: int) -> Tensor:
+    return torch.arange(count + 1, dtype=torch.int64, device=like.device) * length
+
+
+def quantised(
+    x: Tensor,
+    offsets: Tensor,
+    elem_dtype: ElemDtype,
+    block: Block,
+    scale_mode: ScaleMode,
+    seed: int | None = None,
+    stream: Stream = Stream.QUANTISE,
+) -> Operand:
+    """X `[rows, heads, dim]` in blocks that begin with each sequence; seed: rounds by chance."""
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    rows = scale_rows_of(x.shape[0], offsets.shape[0] - 1, block[0])
+    scales = codes.new_empty(rows, x.shape[1], -(-x.shape[2] // block[1]))
+    if not x.numel():
+        return Operand(codes, scales.zero_())
+    form = Format(elem_dtype, block, scale_mode, seed, int(stream))
+    flat = block[0] == 1
+    launch_quantize(
+        Matrices.of(x, offsets, flat),
+        Matrices.of(codes, offsets, flat),
+        Matrices.of(scales, offsets, flat).tensor,
+        form,
+    )
+    return Operand(codes, scales)
+
+
+def _dequantised(operand: Operand, offsets: Tensor, elem_dtype: ElemDtype, block: Block) -> Operand:
+    """The values of an operand in bf16, without scales."""
+    out = torch.empty(operand.codes.shape, dtype=torch.bfloat16, device=operand.codes.device)
+    if out.numel():
+        flat = block[0] == 1
+        launch_dequantize(
+            Matrices.of(operand.codes, offsets, flat),
+            Matrices.of(operand.scales, offsets, flat).tensor,
+            Matrices.of(out, offsets, flat),
+            elem_dtype,
+            block,
+        )
+    return Operand(out, out)
+
+
+def value_block_of_backward(recipe: AttentionRecipe) -> Block:
+    """Blocks of V in dO V^T, along its head_dim."""
+    return SQUARE if recipe.value_block == SQUARE else ALONG_COLUMNS
+
+
+def choose_operands(device: torch.device, elem_dtype: ElemDtype) -> Operands:
+    """How the forward kernel takes its operands on a device."""
+    if INTERPRET.value:
+        return "codes"
+    major = torch.cuda.get_device_capability(device)[0]
+    return "native" if major in (10, 12) and elem_dtype != "e2m1" else "values"
+
+
+def _tiles(which: Pass, g: Geometry, tiles: TileConfig | None) -> TileConfig:
+    if tiles is None:
+        width = 128 if max(g.qk_dim, g.v_dim) > 64 else 64
+        tiles = TileConfig(64, 64, 4, 1) if INTERPRET.value else _TILES[which, width]
+    if min(tiles.block_q, tiles.block_k) < BLOCK_SIZE or tiles.block_q > _STATISTICS_ROWS:
+        raise ValueError(
+            f"tiles of {which} must be of {BLOCK_SIZE} rows or more, and of "
+            f"{_STATISTICS_ROWS} queries or less, got {tiles.block_q} x {tiles.block_k}"
+        )
+    note_used(f"mx_{which}", tiles)
+    return tiles
+
+
+def head_block(dim: int) -> int:
+    """Width of the block that holds a head: whole MX blocks."""
+    return max(BLOCK_SIZE, padded(dim))
+
+
+# -- constants -------------------------------------------------------------------------------------
+
+
+def element_constants(elem_dtype: ElemDtype, scale_mode: ScaleMode) -> dict[str, Any]:
+    """What the kernels are told of an element type."""
+    element = ELEMENTS[elem_dtype]
+    fraction = element.largest & ((1 << element.mantissa) - 1)
+    return {
+        "MANTISSA": element.mantissa, "BIAS_OF": element.bias, "WIDTH": element.width,
+        "LIMIT": (1 + fraction / (1 << element.mantissa)) * 2.0**element.top,
+        "CARRY": element.carry(scale_mode), "TOP": element.top,
+        "SATURATES": scale_mode in ("floor", "even"),
+    }  # fmt: skip
+
+
+def forward_constants(recipe: AttentionRecipe, operands: Operands) -> dict[str, Any]:
+    """What the forward kernel is compiled for, of a recipe."""
+    element = ELEMENTS[recipe.elem_dtype]
+    return {
+        **element_constants(recipe.elem_dtype, recipe.scale_mode),
+        "LARGEST": element.largest, "NAN": element.nan,
+        "TYPE": recipe.elem_dtype, "FIXED": recipe.weight_scale == "fixed",
+        "SUM_QUANTISED": recipe.row_sum == "quantized",
+        "V_BR": recipe.value_block[0], "V_BC": recipe.value_block[1],
+        "CONVERT": operands == "native", "OPERANDS": _OPERANDS[operands],
+    }  # fmt: skip
+
+
+def gradient_constants(
+    recipe: AttentionRecipe, operands: Operands, key_value: bool
+) -> dict[str, Any]:
+    """What a gradient kernel is compiled for, of a recipe."""
+    of_values = element_constants(recipe.elem_dtype, recipe.scale_mode)
+    of_gradients = element_constants(recipe.gradient_elem_dtype, recipe.scale_mode)
+    named = {f"G_{name.removesuffix('_OF')}": value for name, value in of_gradients.items()}
+    names = ("MANTISSA", "BIAS_OF", "WIDTH")
+    if key_value:
+        names += ("LIMIT", "CARRY", "TOP", "SATURATES")
+    block = value_block_of_backward(recipe)
+    found = {name: of_values[name] for name in names} | named
+    if key_value:
+        found["FIXED"] = recipe.weight_scale == "fixed"
+    stochastic = recipe.gradient_rounding == "stochastic"
+    return found | {
+        "STREAM": int(Stream.GRADIENT_OF_SCORES) if stochastic else None,
+        "V_BR": block[0], "V_BC": block[1], "OPERANDS": _OPERANDS[operands],
+    }  # fmt: skip
+
+
+def _check_rows(operator: str, g: Geometry) -> None:
+    """Offsets inside a tile must fit 32 bits."""
+    widest = g.heads * max(g.qk_dim, g.v_dim)
+    if widest >= LARGEST_ROW_STRIDE:
+        raise NotImplementedError(
+            f"{operator}: a row of {widest} numbers over all heads is at or above "
+            f"{LARGEST_ROW_STRIDE}"
+        )
+
+
+def check_recipe(operator: str, recipe: object) -> None:
+    """Refuse what is no recipe of attention."""
+    if not isinstance(recipe, AttentionRecipe):
+        raise ValueError(
+            f"{operator}: recipe must be an AttentionRecipe, got {type(recipe).__name__}"
+        )
+
+
+def check_head_dims(operator: str, g: Geometry) -> None:
+    """Refuse heads that the kernels do not hold: NotImplementedError with the numbers."""
+    if max(g.qk_dim, g.v_dim) > LARGEST_HEAD_DIM:
+        raise NotImplementedError(
+            f"{operator}: head dims up to {LARGEST_HEAD_DIM} are supported, got {g.qk_dim} and "
+            f"{g.v_dim}"
+        )
+    _check_rows(operator, g)
+
+
+# -- forward ---------------------------------------------------------------------------------------
+
+
+def quantised_inputs(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry,
+    recipe: AttentionRecipe,
+) -> tuple[Operand, Operand, Operand]:  # fmt: skip
+    """Q, K in squares and V for P V."""
+    rule = (recipe.elem_dtype, SQUARE, recipe.scale_mode)
+    return (
+        quantised(q, offsets_of_queries(q_offsets, k_offsets, g), *rule),
+        quantised(k, k_offsets, *rule),
+        quantised(v, k_offsets, recipe.elem_dtype, recipe.value_block, recipe.scale_mode),
+    )
+
+
+def launch_forward(
+    q: Operand, k: Operand, v: Operand, q_offsets: Tensor | None, k_offsets: Tensor,
+    dtype: torch.dtype, call: ForwardCall, tiles: TileConfig | None = None,
+    operands: Operands | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output in a dtype, and lse `[heads, out_rows]`, natural log (of no use with GDPA)."""
+    g, mask, bias, recipe = call.geometry, call.mask, call.bias, call.recipe
+    device = q.codes.device
+    out = torch.empty(g.out_shape, dtype=dtype, device=device)
+    lse = torch.empty(
+        g.heads, g.out_rows if call.activation == SOFTMAX.value else 0, device=device
+    )
+    operands = operands or choose_operands(device, recipe.elem_dtype)
+    if operands == "values":
+        queries = offsets_of_queries(q_offsets, k_offsets, g)
+        q = _dequantised(q, queries, recipe.elem_dtype, SQUARE)
+        k = _dequantised(k, k_offsets, recipe.elem_dtype, SQUARE)
+        v = _dequantised(v, k_offsets, recipe.elem_dtype, recipe.value_block)
+    tiles = _tiles("forward", g, tiles)
+    items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=mask.span)
+    grid = items.upper * g.heads
+    if grid:
+        mx_attention_forward_kernel[(grid,)](
+            q.codes, k.codes, v.codes, q.scales, k.scales, v.scales, out, lse,
+            bias.values, bias.bucket_ids, call.activation_ids,
+            q_offsets, k_offsets, bias.pair_offsets, items.sequence, items.block,
+            g.batch, g.total_q, g.total_k, g.out_rows, *mask.numbers,
+            call.score_scale, call.out_scale, *bias.strides, heads=g.heads, group=g.group,
+            D=g.qk_dim, DV=g.v_dim, BLOCK_D=head_block(g.qk_dim), BLOCK_DV=head_block(g.v_dim),
+            BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, **mask.portable,
+            BIAS=bias.kind, ACTIVATION=call.activation, ACTIVATION_SET=call.activation_set,
+            **forward_constants(recipe, operands), SHARED_Q=g.shared_q,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        )  # fmt: skip
+    return out, lse
+
+
+def saved_operands(
+    q: Operand, k: Operand, held: Operand, v: Tensor, k_offsets: Tensor, recipe: AttentionRecipe,
+    differentiable: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Codes and scales of q, k and v for the backward; empty ones if there is none.
+
+    held: V in the blocks of the forward, which are those of the backward if they are squares.
+    """
+    if not differentiable:
+        return tuple(q.codes.new_empty(0) for _ in range(6))
+    block = value_block_of_backward(recipe)
+    if block != recipe.value_block:
+        held = quantised(v, k_offsets, recipe.elem_dtype, block, recipe.scale_mode)
+    return q.codes, q.scales, k.codes, k.scales, held.codes, held.scales
+
+
+def saved_shapes(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
+    recipe: AttentionRecipe, differentiable: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """What `saved_operands` returns, not filled: for fake tensors, whose sizes may be symbols."""
+    found: list[Tensor] = []
+    batch = k_offsets.shape[0] - 1
+    of_q = 1 if q_offsets is None else batch
+    block = value_block_of_backward(recipe)
+    for x, count, (tall, wide) in ((q, of_q, SQUARE), (k, batch, SQUARE), (v, batch, block)):
+        if differentiable:
+            rows = scale_rows_of(x.shape[0], count, tall)
+            shapes = (tuple(x.shape), (rows, x.shape[1], -(-x.shape[2] // wide)))
+        else:
+            shapes = ((0,), (0,))
+        found += [x.new_empty(shape, dtype=torch.uint8) for shape in shapes]
+    return tuple(found)
+
+
+# -- backward --------------------------------------------------------------------------------------
+
+
+def seen_rows(
+    d_out: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry, mask: Mask
+) -> Tensor:
+    """D_out `[out_rows, heads, v_dim]` with 0 in rows that see no key, contiguous."""
+    kept = torch.empty(d_out.shape, dtype=d_out.dtype, device=d_out.device)
+    items = query_tiles(q_offsets, k_offsets, g)
+    grid = items.upper * g.heads
+    if grid:
+        seen_rows_kernel[(grid,)](
+            d_out, kept, q_offsets, k_offsets, items.sequence, items.block, g.batch, g.total_q,
+            *mask.numbers, *d_out.stride()[:2], heads=g.heads, DV=g.v_dim,
+            BLOCK_DV=padded(g.v_dim), ROWS=_STATISTICS_ROWS, **mask.portable, SHARED_Q=g.shared_q,
+            num_warps=4,
+        )  # fmt: skip
+    return kept
+
+
+def quantised_output_gradient(
+    d_out: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry, recipe: AttentionRecipe
+) -> Operand:
+    """DO `[out_rows, heads, v_dim]` in squares."""
+    seed = recipe.seed if recipe.gradient_rounding == "stochastic" else None
+    return quantised(
+        kernel_layout(d_out), offsets_of_outputs(q_offsets, k_offsets, g),
+        recipe.gradient_elem_dtype, SQUARE, recipe.scale_mode, seed, Stream.GRADIENT_OF_OUTPUT,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Operands of the backward: V in the blocks of dO V^T, dO in squares."""
+
+    q: Operand
+    k: Operand
+    v: Operand
+    d_out: Operand
+
+    def decoded(
+        self, q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry, recipe: AttentionRecipe
+    ) -> Saved:
+        """The same in bf16."""
+        elem, of_gradient = recipe.elem_dtype, recipe.gradient_elem_dtype
+        queries = offsets_of_queries(q_offsets, k_offsets, g)
+        outputs = offsets_of_outputs(q_offsets, k_offsets, g)
+        return Saved(
+            _dequantised(self.q, queries, elem, SQUARE),
+            _dequantised(self.k, k_offsets, elem, SQUARE),
+            _dequantised(self.v, k_offsets, elem, value_block_of_backward(recipe)),
+            _dequantised(self.d_out, outputs, of_gradient, SQUARE),
+        )
+
+    @property
+    def pointers(self) -> tuple[Tensor, ...]:
+        """In the order of the kernels' parameters."""
+        own = (self.q, self.k, self.v, self.d_out)
+        return (*(x.codes for x in own), *(x.scales for x in own))
+
+
+def launch_backward(
+    saved: Saved, q_offsets: Tensor | None, k_offsets: Tensor, dtypes: tuple[torch.dtype, ...],
+    call: BackwardCall, recipe: AttentionRecipe,
+    tiles: tuple[TileConfig | None, TileConfig | None] = (None, None),
+    operands: Operands | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of q, k, v in their dtypes, and of the bias; None where not needed.
+
+    tiles: of the kernels of dQ and of dK and dV. operands: "values" or "codes".
+    """
+    if operands is None:
+        operands = "codes" if INTERPRET.value else "values"
+    if operands == "native":
+        raise NotImplementedError("the gradients have no form with native block-scaled products")
+    if operands == "values":
+        saved = saved.decoded(q_offsets, k_offsets, call.geometry, recipe)
+    dq = dk = dv = d_bias = None
+    if call.needs.key_value:
+        dk, dv = _key_value_gradients(
+            saved, q_offsets, k_offsets, dtypes[1:], call, recipe, tiles[1], operands
+        )
+    if call.needs.query or call.needs.bias:
+        dq, d_bias = _query_gradient(
+            saved, q_offsets, k_offsets, dtypes[0], call, recipe, tiles[0], operands
+        )
+    return dq, dk, dv, d_bias
+
+
+def _numbers(call: BackwardCall) -> tuple[Any, ...]:
+    g, rows = call.geometry, 0 if call.statistics is None else call.statistics.shape[2]
+    return (g.batch, g.total_q, g.total_k, rows, *call.mask.numbers)
+
+
+def _constants(call: BackwardCall, tiles: TileConfig) -> dict[str, Any]:
+    """What both gradient kernels are compiled for, but for the recipe."""
+    g = call.geometry
+    return {
+        "D": g.qk_dim, "DV": g.v_dim, "BLOCK_D": head_block(g.qk_dim),
+        "BLOCK_DV": head_block(g.v_dim), "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k,
+        **call.mask.portable, "BIAS": call.bias.kind, "ACTIVATION": call.activation,
+        "ACTIVATION_SET": call.activation_set, "SHARED_Q": g.shared_q,
+        "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
+    }  # fmt: skip
+
+
+def _key_value_gradients(
+    saved: Saved, q_offsets: Tensor | None, k_offsets: Tensor, dtypes: tuple[torch.dtype, ...],
+    call: BackwardCall, recipe: AttentionRecipe, tiles: TileConfig | None, operands: Operands,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    g, bias, device = call.geometry, call.bias, k_offsets.device
+    dk = torch.empty(saved.k.codes.shape, dtype=dtypes[0], device=device)
+    dv = torch.empty(saved.v.codes.shape, dtype=dtypes[1], device=device)
+    tiles = _tiles("key_value_gradient", g, tiles)
+    items = build_tile_list(k_offsets, q_offsets, g.total_k, tiles.block_k, span=call.mask.span)
+    grid = items.upper * g.kv_heads
+    if grid:
+        mx_key_value_gradient_kernel[(grid,)](
+            *saved.pointers, dk if call.statistics is None else call.statistics, dk, dv,
+            bias.values, bias.bucket_ids, call.activation_ids,
+            q_offsets, k_offsets, bias.pair_offsets, items.sequence, items.block, *_numbers(call),
+            call.score_scale, call.grad_scale, call.value_scale, *bias.strides,
+            *_words(recipe.seed), kv_heads=g.kv_heads, GROUP=g.group,
+            **gradient_constants(recipe, operands, True), **_constants(call, tiles),
+        )  # fmt: skip
+    return dk, dv
+
+
+def _query_gradient(
+    saved: Saved, q_offsets: Tensor | None, k_offsets: Tensor, dtype: torch.dtype,
+    call: BackwardCall, recipe: AttentionRecipe, tiles: TileConfig | None, operands: Operands,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """dQ, and the gradient of the bias if it is needed."""
+    g, bias, device = call.geometry, call.bias, k_offsets.device
+    # A shared query has one share of dQ a sequence, kept in fp32 until they are summed.
+    shape = (g.batch, *saved.q.codes.shape) if g.shared_q else saved.q.codes.shape
+    dq = torch.empty(shape, dtype=torch.float32 if g.shared_q else dtype, device=device)
+    tiles = _tiles("query_gradient", g, tiles)
+    items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=call.mask.span)
+    grid = items.upper * g.heads
+    d_bias = empty_bias_gradient(call, grid) if call.needs.bias else None
+    buckets = bias.values.shape[0] if bias.kind == 2 and bias.values is not None else 1
+    if grid:
+        mx_query_gradient_kernel[(grid,)](
+            *saved.pointers, dq if call.statistics is None else call.statistics, dq, d_bias,
+            bias.values, bias.bucket_ids, call.activation_ids,
+            q_offsets, k_offsets, bias.pair_offsets, items.sequence, items.block, *_numbers(call),
+            call.score_scale, call.grad_scale, *bias.strides, *_words(recipe.seed),
+            heads=g.heads, group=g.group, BUCKETS=buckets, BUCKET_BLOCK=padded(buckets),
+            BIAS_GRADIENT=d_bias is not None,
+            **gradient_constants(recipe, operands, False), **_constants(call, tiles),
+        )  # fmt: skip
+    if g.shared_q:
+        dq = dq.sum(0).to(dtype)
+    return dq, None if d_bias is None else reduce_bias_gradient(d_bias, call)
