@@ -165,14 +165,14 @@ def _key_value_loop(
             DV, BLOCK_DV, BLOCK_Q, 32, 32, G_MANTISSA, G_BIAS, G_WIDTH, OPERANDS, MASK,
         )  # fmt: skip
         scores = score_scale * product_of_rows(
-            k_tile, k_scale, q_tile, q_scale, None, None, OPERANDS
+            k_tile, k_scale, q_tile, q_scale, 0.0, None, OPERANDS
         )
         if BIAS != 0:
             scores += pair_bias(
                 bias, bucket_ids, pair_base, rows[None, :], columns[:, None], inside, k_len,
                 bias_row, bias_head, head, BIAS,
             )  # fmt: skip
-        d_weights = product_of_rows(v_tile, v_scale, d_tile, d_scale, None, None, OPERANDS)
+        d_weights = product_of_rows(v_tile, v_scale, d_tile, d_scale, 0.0, None, OPERANDS)
         base = 0.0
         shifts = 0.0
         if ACTIVATION == SOFTMAX:
@@ -347,14 +347,14 @@ def _query_loop(
             DV, BLOCK_DV, BLOCK_K, V_BR, V_BC, MANTISSA, BIAS_OF, WIDTH, OPERANDS, MASK,
         )  # fmt: skip
         scores = score_scale * product_of_rows(
-            q_tile, q_scale, k_tile, k_scale, None, None, OPERANDS
+            q_tile, q_scale, k_tile, k_scale, 0.0, None, OPERANDS
         )
         if BIAS != 0:
             scores += pair_bias(
                 bias, bucket_ids, pair_base, rows[:, None], columns[None, :], inside, k_len,
                 bias_row, bias_head, head, BIAS,
             )  # fmt: skip
-        d_weights = product_of_rows(d_tile, d_scale, v_tile, v_scale, None, None, OPERANDS)
+        d_weights = product_of_rows(d_tile, d_scale, v_tile, v_scale, 0.0, None, OPERANDS)
         _, d_scores = _pair_gradients(
             scores, d_weights, base, shifts, seen, activation_id, ACTIVATION, ACTIVATION_SET
         )

@@ -90,7 +90,7 @@ def _walk(
             D, BLOCK_D, BLOCK_K, 32, 32, MANTISSA, BIAS_OF, WIDTH, OPERANDS, False,
         )  # fmt: skip
         scores = score_scale * product_of_rows(
-            q_tile, q_scale, k_tile, k_scale, TYPE, TYPE, OPERANDS
+            q_tile, q_scale, k_tile, k_scale, tl.minimum(first, 0).to(tl.float32), TYPE, OPERANDS
         )
         if BIAS != 0:
             inside = (rows < q_len)[:, None] & (columns < k_len)[None, :]

@@ -116,14 +116,19 @@ def operand_tile(
 
 @triton.jit
 def product_of_rows(
-    a, a_scale, b, b_scale, A_TYPE: tl.constexpr, B_TYPE: tl.constexpr, OPERANDS: tl.constexpr
+    a, a_scale, b, b_scale, zero, TYPE: tl.constexpr, OPERANDS: tl.constexpr
 ):
-    """`a @ b^T`, fp32, of two tiles as `operand_tile` gives them, blocks along the columns."""
+    """`a @ b^T`, fp32, of two tiles as `operand_tile` gives them, blocks along the columns.
+
+    zero: a number that is 0.0, unknown to the compiler: where it knows what `tl.dot_scaled` begins
+    with, triton 3.6 and 3.7 fail for compute capability 10 ("uninitialized alloc").
+    """
     if OPERANDS == NATIVE:
         BLOCKS: tl.constexpr = a.shape[1] // 32
         a_rows = _spread(a_scale, a.shape[0], BLOCKS).to(tl.uint8)
         b_rows = _spread(b_scale, b.shape[0], BLOCKS).to(tl.uint8)
-        found = tl.dot_scaled(a, a_rows, A_TYPE, tl.trans(b), b_rows, B_TYPE)
+        begin = tl.zeros([a.shape[0], b.shape[0]], dtype=tl.float32) + zero
+        found = tl.dot_scaled(a, a_rows, TYPE, tl.trans(b), b_rows, TYPE, acc=begin)
     else:
         found = dot(a, tl.trans(b))
     return found
