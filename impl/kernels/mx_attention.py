@@ -31,19 +31,21 @@ from jagbench.impl.kernels.jagged_attention import bias_of_kernels, bias_tensors
 from jagbench.impl.kernels.mask import Mask, mask_of
 from jagbench.impl.kernels.mx_attention_launch import (
     ForwardCall,
+    launch_backward,
+    launch_forward,
+    seen_rows,
+)
+from jagbench.impl.kernels.mx_attention_operands import (
     Operand,
     Saved,
     check_head_dims,
     check_recipe,
     decode_recipe,
     encode_recipe,
-    launch_backward,
-    launch_forward,
     quantised_inputs,
     quantised_output_gradient,
     saved_operands,
     saved_shapes,
-    seen_rows,
 )
 from jagbench.impl.kernels.operators import define, differentiable
 from jagbench.impl.kernels.tuning import Schedule

@@ -15,17 +15,17 @@ from jagbench.impl.kernels.mx_attention_launch import (
     head_block,
     table_tiles,
 )
-from jagbench.impl.kernels.tiles import LAST, PREFIX
 from jagbench.impl.kernels.tuning import TileConfig
 from jagbench.mx import SQUARE, AttentionRecipe
 
 _PACKAGE = "jagbench.impl.kernels"
 _GELU = ACTIVATION_IDS["gelu_tanh"]
 _COUNTS = (
-    *("batch", "total_q", "total_k", "left", "right", "heads", "bias_row", "bias_head"),
-    *("prefix", "last_full"),
+    *("batch", "total_q", "total_k", "left", "right", "prefix", "last_full"),
+    *("bias_row", "bias_head"),
 )
-_WINDOW = {"HAS_LEFT": True, "HAS_RIGHT": True, "ALIGN_END": True}
+_WINDOW: dict[str, Any] = {"HAS_LEFT": True, "HAS_RIGHT": True, "ALIGN_END": True}
+_DEFAULT = AttentionRecipe()
 #: Native block-scaled products: tcgen05.mma of 8-bit types, and mma.sync with block_scale.
 _NATIVE: Mapping[int, str | None] = {80: None, 90: None, 100: "UTCQMMA", 120: "QMMA"}
 #: Bytes of stack a thread that loop invariants may be parked in at window edges, and elsewhere.
@@ -33,9 +33,9 @@ _AT_EDGES, _PARKED = 512, 64
 
 
 def _operands(names: tuple[str, ...], operands: Operands) -> dict[str, str]:
-    """Pointers of tensors and scales: bf16 values come without scales, as themselves twice."""
+    """Pointers of tensors and scales; values in bf16 stand in for the scales they do not have."""
     kind = "*bf16" if operands == "values" else "*u8"
-    return {name: kind for tensor in names for name in (tensor, f"{_scales(tensor)}")}
+    return {name: kind for tensor in names for name in (tensor, _scales(tensor))}
 
 
 def _scales(tensor: str) -> str:
@@ -74,29 +74,30 @@ def _case(
 
 
 def forward_case(
-    tag: str, operands: Operands, recipe: AttentionRecipe = AttentionRecipe(), dim: int = 128,
+    tag: str, operands: Operands, recipe: AttentionRecipe = _DEFAULT, dim: int = 128,
     activation: int = SOFTMAX.value, config: TileConfig | None = None, dtype: str = "bf16",
-    **others: Any,
+    architectures: tuple[int, ...] | None = None, **others: Any,
 ) -> CompileCase:  # fmt: skip
     """A forward pass; others: constants."""
     signature = {
         **_operands(("q", "k", "v"), operands), "out": f"*{dtype}", "lse": "*fp32",
-        "group": "i32", "out_rows": "i32", "score_scale": "fp32", "out_scale": "fp32",
+        **dict.fromkeys(("heads", "group", "out_rows"), "i32"),
+        **dict.fromkeys(("score_scale", "out_scale"), "fp32"),
     }  # fmt: skip
     constants = {"ACTIVATION": activation, **forward_constants(recipe, operands), **others}
     native = operands == "native"
     return _case(
         "forward", "mx_attention_kernels:mx_attention_forward_kernel", f"{tag}-{operands}-{dtype}",
         signature, constants, dim, config, dtype=dtype,
-        architectures=(100, 120) if native else ARCHITECTURES,
+        architectures=architectures or ((100, 120) if native else ARCHITECTURES),
         matrix_opcode=_NATIVE if native else MATRIX_OPCODES,
     )  # fmt: skip
 
 
 def gradient_case(
-    which: Pass, tag: str, operands: Operands, recipe: AttentionRecipe = AttentionRecipe(),
-    dim: int = 128, activation: int = SOFTMAX.value, config: TileConfig | None = None,
-    dtype: str = "bf16", **others: Any,
+    which: Pass, tag: str, recipe: AttentionRecipe = _DEFAULT, dim: int = 128,
+    activation: int = SOFTMAX.value, config: TileConfig | None = None, dtype: str = "bf16",
+    operands: Operands = "values", architectures: tuple[int, ...] = ARCHITECTURES, **others: Any,
 ) -> CompileCase:  # fmt: skip
     """A pass of the backward; others: constants."""
     key_value = which == "key_value_gradient"
@@ -106,7 +107,8 @@ def gradient_case(
         **dict.fromkeys(gradients, f"*{dtype}"),
         **dict.fromkeys(("statistics_rows", "seed_low", "seed_high"), "i32"),
         **dict.fromkeys(("score_scale", "grad_scale"), "fp32"),
-        **({"value_scale": "fp32", "kv_heads": "i32"} if key_value else {"group": "i32"}),
+        **({"value_scale": "fp32", "kv_heads": "i32"} if key_value else
+           {"heads": "i32", "group": "i32"}),
     }  # fmt: skip
     extra: dict[str, Any] = {"GROUP": 1}
     if not key_value:
@@ -115,38 +117,27 @@ def gradient_case(
         **extra, "ACTIVATION": activation, **gradient_constants(recipe, operands, key_value),
         **others,
     }  # fmt: skip
-    case = _case(
+    return _case(
         which, f"mx_attention_gradients:mx_{which}_kernel", f"{tag}-{operands}-{dtype}",
-        signature, constants, dim, config, dtype=dtype,
+        signature, constants, dim, config, dtype=dtype, architectures=architectures,
     )  # fmt: skip
-    if key_value:
-        live = {name: kind for name, kind in case.signature.items() if name != "heads"}
-        object.__setattr__(case, "signature", live)
-    return case
 
 
-_NEAREST = AttentionRecipe(gradient_rounding="nearest", value_block=SQUARE)
 _OTHER = AttentionRecipe("e5m2", "e5m2", "floor", SQUARE, row_sum="quantized")
-_BEYOND = PREFIX.value | LAST.value
+_NEAREST = AttentionRecipe(gradient_rounding="nearest", value_block=SQUARE)
+_GRADIENTS: tuple[Pass, ...] = ("query_gradient", "key_value_gradient")
 
+# Not every case for every architecture: each takes seconds.
 CASES: tuple[CompileCase, ...] = (
-    *(forward_case("softmax", operands) for operands in ("values", "codes", "native")),
-    forward_case("softmax", "values", dim=64),
-    forward_case("gelu_tanh", "values", activation=_GELU),
-    forward_case("gelu_tanh", "native", activation=_GELU),
-    forward_case("window", "values", **_WINDOW),
-    forward_case("beyond", "codes", **_WINDOW, BEYOND=_BEYOND),
-    forward_case("other", "codes", _OTHER, 64, dtype="fp16"),
-    forward_case("other", "native", _OTHER, 64),
+    forward_case("softmax", "values", architectures=(80, 90)),
+    forward_case("softmax", "codes", architectures=(90,)),
+    forward_case("softmax", "native"),
+    forward_case("gelu_tanh", "native", _OTHER, 64, _GELU, architectures=(100,)),
+    forward_case("window", "values", dtype="fp16", architectures=(90,), **_WINDOW),
+    *(gradient_case(which, "softmax", architectures=(90, 120)) for which in _GRADIENTS),
     *(
-        gradient_case(which, tag, operands, recipe, dim, activation, **window)
-        for which in ("query_gradient", "key_value_gradient")
-        for tag, operands, recipe, dim, activation, window in (
-            ("softmax", "values", AttentionRecipe(), 128, SOFTMAX.value, {}),
-            ("softmax", "codes", AttentionRecipe(), 128, SOFTMAX.value, {}),
-            ("nearest", "values", _NEAREST, 64, SOFTMAX.value, {}),
-            ("gelu_tanh", "values", AttentionRecipe(), 128, _GELU, {}),
-            ("window", "values", AttentionRecipe(), 128, SOFTMAX.value, _WINDOW),
-        )
+        gradient_case(which, "nearest", _NEAREST, 64, architectures=(80, 100))
+        for which in _GRADIENTS
     ),
+    gradient_case("key_value_gradient", "gelu_tanh", activation=_GELU, architectures=(90,)),
 )

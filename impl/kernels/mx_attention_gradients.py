@@ -17,7 +17,7 @@ from jagbench.impl.kernels.activations import (
 )
 from jagbench.impl.kernels.attention_backward import _bias_gradient, statistics_start
 from jagbench.impl.kernels.interpreter import dot, round_to
-from jagbench.impl.kernels.mx_operands import (
+from jagbench.impl.kernels.mx_attention_tiles import (
     block_scales,
     held,
     operand_tile,
@@ -443,11 +443,15 @@ def mx_query_gradient_kernel(
         # Stretches as in the forward kernel.
         for stretch in tl.static_range(0 if (PREFIX & BEYOND) != 0 else 1, 4):
             if HAS_LEFT or stretch >= 2:
-                begin = 0 if stretch == 0 else (
-                    lo if stretch == 1 else (full_lo if stretch == 2 else full_hi)
+                begin = (
+                    0
+                    if stretch == 0
+                    else (lo if stretch == 1 else (full_lo if stretch == 2 else full_hi))
                 )
-                end = early if stretch == 0 else (
-                    full_lo if stretch == 1 else (full_hi if stretch == 2 else hi)
+                end = (
+                    early
+                    if stretch == 0
+                    else (full_lo if stretch == 1 else (full_hi if stretch == 2 else hi))
                 )
                 dq_sum, bucket_sums = _query_loop(
                     dq_sum, bucket_sums, q_tile, q_scale, d_tile, d_scale, base, shifts, begin, end,

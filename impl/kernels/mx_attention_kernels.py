@@ -15,8 +15,7 @@ import triton.language as tl
 
 from jagbench.impl.kernels.activations import PER_HEAD, SOFTMAX, activate, activate_dynamic
 from jagbench.impl.kernels.interpreter import dot, round_to
-from jagbench.impl.kernels.mx_kernels import _codes, _spread
-from jagbench.impl.kernels.mx_operands import (
+from jagbench.impl.kernels.mx_attention_tiles import (
     NATIVE,
     block_scales,
     held,
@@ -24,6 +23,7 @@ from jagbench.impl.kernels.mx_operands import (
     product_of_rows,
     used_keys,
 )
+from jagbench.impl.kernels.mx_kernels import _codes, _spread
 from jagbench.impl.kernels.tiles import (
     COUNTS,
     PREFIX,
@@ -176,7 +176,7 @@ def mx_attention_forward_kernel(
 ):  # fmt: skip
     """One program a query tile and head: out, and lse if ACTIVATION is SOFTMAX.
 
-    q, k, v: contiguous `[rows, heads, dim]`, with scales as `mx_operands.operand_tile` takes them.
+    q, k, v: contiguous `[rows, heads, dim]`, with scales as `operand_tile` takes them.
     MANTISSA to TYPE: of the element type of q, k, v and the weights.
     """
     item = tl.program_id(0)
@@ -223,11 +223,15 @@ def mx_attention_forward_kernel(
         for turn in tl.static_range(0 if ACTIVATION == SOFTMAX else 1, 2):
             for stretch in tl.static_range(0 if (PREFIX & BEYOND) != 0 else 1, 4):
                 if HAS_LEFT or stretch >= 2:
-                    begin = 0 if stretch == 0 else (
-                        lo if stretch == 1 else (full_lo if stretch == 2 else full_hi)
+                    begin = (
+                        0
+                        if stretch == 0
+                        else (lo if stretch == 1 else (full_lo if stretch == 2 else full_hi))
                     )
-                    end = early if stretch == 0 else (
-                        full_lo if stretch == 1 else (full_hi if stretch == 2 else hi)
+                    end = (
+                        early
+                        if stretch == 0
+                        else (full_lo if stretch == 1 else (full_hi if stretch == 2 else hi))
                     )
                     accumulator, sums, maximum = _walk(
                         accumulator, sums, maximum, q_tile, q_scale, begin, end,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from jagbench.impl.kernels.activations import SOFTMAX
-from jagbench.impl.kernels.arguments import LARGEST_ROW_STRIDE, Geometry, kernel_layout
+from jagbench.impl.kernels.arguments import Geometry
 from jagbench.impl.kernels.attention_launch import (
     BackwardCall,
     Bias,
@@ -25,34 +25,19 @@ from jagbench.impl.kernels.mx_attention_gradients import (
     seen_rows_kernel,
 )
 from jagbench.impl.kernels.mx_attention_kernels import mx_attention_forward_kernel
-from jagbench.impl.kernels.mx_launch import (
-    ELEMENTS,
-    Format,
-    Matrices,
-    _words,
-    launch_dequantize,
-    launch_quantize,
-    scale_rows_of,
+from jagbench.impl.kernels.mx_attention_operands import (
+    Operand,
+    Saved,
+    dequantised,
+    offsets_of_queries,
+    value_block_of_backward,
 )
-from jagbench.impl.kernels.mx_operands import CODES, NATIVE, VALUES
+from jagbench.impl.kernels.mx_attention_tiles import CODES, NATIVE, VALUES
+from jagbench.impl.kernels.mx_launch import ELEMENTS, _words
 from jagbench.impl.kernels.schedule import build_tile_list
 from jagbench.impl.kernels.tuning import TileConfig, note_used, padded
-from jagbench.mx import (
-    ALONG_COLUMNS,
-    BLOCK_SIZE,
-    SQUARE,
-    AttentionRecipe,
-    Block,
-    ElemDtype,
-    Rounding,
-    RowSum,
-    ScaleMode,
-    Stream,
-    WeightScale,
-)
+from jagbench.mx import BLOCK_SIZE, SQUARE, AttentionRecipe, ElemDtype, ScaleMode, Stream
 
-#: Widest head that the kernels hold.
-LARGEST_HEAD_DIM = 128
 _STATISTICS_ROWS = 128
 Operands = Literal["values", "codes", "native"]
 _OPERANDS: dict[Operands, int] = {
@@ -71,12 +56,7 @@ _TILES: dict[tuple[Pass, int], TileConfig] = {
 }
 
 
-@dataclass(frozen=True)
-class Operand:
-    """A tensor `[rows, heads, dim]` in MX blocks: codes and plain jagged scales, contiguous."""
-
-    codes: Tensor
-    scales: Tensor
+NO_BIAS = Bias()
 
 
 @dataclass(frozen=True)
@@ -94,94 +74,7 @@ class ForwardCall:
     out_scale: float = 1.0
     activation_ids: Tensor | None = None
     activation_set: int = 0
-    bias: Bias = Bias()
-
-
-def encode_recipe(recipe: AttentionRecipe) -> list[int]:
-    """A recipe as a custom op takes it."""
-    return [
-        get_args(ElemDtype).index(recipe.elem_dtype),
-        get_args(ElemDtype).index(recipe.gradient_elem_dtype),
-        get_args(ScaleMode).index(recipe.scale_mode),
-        *recipe.value_block,
-        get_args(WeightScale).index(recipe.weight_scale),
-        get_args(RowSum).index(recipe.row_sum),
-        get_args(Rounding).index(recipe.gradient_rounding),
-        recipe.seed,
-    ]
-
-
-def decode_recipe(code: list[int]) -> AttentionRecipe:
-    """Inverse of `encode_recipe`."""
-    elem, gradient, mode, rows, columns, weight_scale, row_sum, rounding, seed = code
-    return AttentionRecipe(
-        get_args(ElemDtype)[elem], get_args(ElemDtype)[gradient], get_args(ScaleMode)[mode],
-        (rows, columns), get_args(WeightScale)[weight_scale], get_args(RowSum)[row_sum],
-        get_args(Rounding)[rounding], seed,
-    )  # fmt: skip
-
-
-# -- operands --------------------------------------------------------------------------------------
-
-
-def offsets_of_queries(q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry) -> Tensor:
-    """Offsets of the rows of q: a shared query is one sequence."""
-    return _steps(k_offsets, 1, g.total_q) if q_offsets is None else q_offsets
-
-
-def offsets_of_outputs(q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry) -> Tensor:
-    """Offsets of the rows of the output: a shared query has as many a sequence."""
-    return _steps(k_offsets, g.batch, g.total_q) if q_offsets is None else q_offsets
-
-
-def _steps(like: Tensor, count: int, length: int) -> Tensor:
-    return torch.arange(count + 1, dtype=torch.int64, device=like.device) * length
-
-
-def quantised(
-    x: Tensor,
-    offsets: Tensor,
-    elem_dtype: ElemDtype,
-    block: Block,
-    scale_mode: ScaleMode,
-    seed: int | None = None,
-    stream: Stream = Stream.QUANTISE,
-) -> Operand:
-    """X `[rows, heads, dim]` in blocks that begin with each sequence; seed: rounds by chance."""
-    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    rows = scale_rows_of(x.shape[0], offsets.shape[0] - 1, block[0])
-    scales = codes.new_empty(rows, x.shape[1], -(-x.shape[2] // block[1]))
-    if not x.numel():
-        return Operand(codes, scales.zero_())
-    form = Format(elem_dtype, block, scale_mode, seed, int(stream))
-    flat = block[0] == 1
-    launch_quantize(
-        Matrices.of(x, offsets, flat),
-        Matrices.of(codes, offsets, flat),
-        Matrices.of(scales, offsets, flat).tensor,
-        form,
-    )
-    return Operand(codes, scales)
-
-
-def _dequantised(operand: Operand, offsets: Tensor, elem_dtype: ElemDtype, block: Block) -> Operand:
-    """The values of an operand in bf16, without scales."""
-    out = torch.empty(operand.codes.shape, dtype=torch.bfloat16, device=operand.codes.device)
-    if out.numel():
-        flat = block[0] == 1
-        launch_dequantize(
-            Matrices.of(operand.codes, offsets, flat),
-            Matrices.of(operand.scales, offsets, flat).tensor,
-            Matrices.of(out, offsets, flat),
-            elem_dtype,
-            block,
-        )
-    return Operand(out, out)
-
-
-def value_block_of_backward(recipe: AttentionRecipe) -> Block:
-    """Blocks of V in dO V^T, along its head_dim."""
-    return SQUARE if recipe.value_block == SQUARE else ALONG_COLUMNS
+    bias: Bias = NO_BIAS
 
 
 def choose_operands(device: torch.device, elem_dtype: ElemDtype) -> Operands:
@@ -250,9 +143,9 @@ def gradient_constants(
     of_values = element_constants(recipe.elem_dtype, recipe.scale_mode)
     of_gradients = element_constants(recipe.gradient_elem_dtype, recipe.scale_mode)
     named = {f"G_{name.removesuffix('_OF')}": value for name, value in of_gradients.items()}
-    names = ("MANTISSA", "BIAS_OF", "WIDTH")
+    names = ["MANTISSA", "BIAS_OF", "WIDTH"]
     if key_value:
-        names += ("LIMIT", "CARRY", "TOP", "SATURATES")
+        names += ["LIMIT", "CARRY", "TOP", "SATURATES"]
     block = value_block_of_backward(recipe)
     found = {name: of_values[name] for name in names} | named
     if key_value:
@@ -264,48 +157,7 @@ def gradient_constants(
     }  # fmt: skip
 
 
-def _check_rows(operator: str, g: Geometry) -> None:
-    """Offsets inside a tile must fit 32 bits."""
-    widest = g.heads * max(g.qk_dim, g.v_dim)
-    if widest >= LARGEST_ROW_STRIDE:
-        raise NotImplementedError(
-            f"{operator}: a row of {widest} numbers over all heads is at or above "
-            f"{LARGEST_ROW_STRIDE}"
-        )
-
-
-def check_recipe(operator: str, recipe: object) -> None:
-    """Refuse what is no recipe of attention."""
-    if not isinstance(recipe, AttentionRecipe):
-        raise ValueError(
-            f"{operator}: recipe must be an AttentionRecipe, got {type(recipe).__name__}"
-        )
-
-
-def check_head_dims(operator: str, g: Geometry) -> None:
-    """Refuse heads that the kernels do not hold: NotImplementedError with the numbers."""
-    if max(g.qk_dim, g.v_dim) > LARGEST_HEAD_DIM:
-        raise NotImplementedError(
-            f"{operator}: head dims up to {LARGEST_HEAD_DIM} are supported, got {g.qk_dim} and "
-            f"{g.v_dim}"
-        )
-    _check_rows(operator, g)
-
-
 # -- forward ---------------------------------------------------------------------------------------
-
-
-def quantised_inputs(
-    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry,
-    recipe: AttentionRecipe,
-) -> tuple[Operand, Operand, Operand]:  # fmt: skip
-    """Q, K in squares and V for P V."""
-    rule = (recipe.elem_dtype, SQUARE, recipe.scale_mode)
-    return (
-        quantised(q, offsets_of_queries(q_offsets, k_offsets, g), *rule),
-        quantised(k, k_offsets, *rule),
-        quantised(v, k_offsets, recipe.elem_dtype, recipe.value_block, recipe.scale_mode),
-    )
 
 
 def launch_forward(
@@ -317,15 +169,13 @@ def launch_forward(
     g, mask, bias, recipe = call.geometry, call.mask, call.bias, call.recipe
     device = q.codes.device
     out = torch.empty(g.out_shape, dtype=dtype, device=device)
-    lse = torch.empty(
-        g.heads, g.out_rows if call.activation == SOFTMAX.value else 0, device=device
-    )
+    lse = torch.empty(g.heads, g.out_rows if call.activation == SOFTMAX.value else 0, device=device)
     operands = operands or choose_operands(device, recipe.elem_dtype)
     if operands == "values":
         queries = offsets_of_queries(q_offsets, k_offsets, g)
-        q = _dequantised(q, queries, recipe.elem_dtype, SQUARE)
-        k = _dequantised(k, k_offsets, recipe.elem_dtype, SQUARE)
-        v = _dequantised(v, k_offsets, recipe.elem_dtype, recipe.value_block)
+        q = dequantised(q, queries, recipe.elem_dtype, SQUARE)
+        k = dequantised(k, k_offsets, recipe.elem_dtype, SQUARE)
+        v = dequantised(v, k_offsets, recipe.elem_dtype, recipe.value_block)
     tiles = _tiles("forward", g, tiles)
     items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=mask.span)
     grid = items.upper * g.heads
@@ -343,41 +193,6 @@ def launch_forward(
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
     return out, lse
-
-
-def saved_operands(
-    q: Operand, k: Operand, held: Operand, v: Tensor, k_offsets: Tensor, recipe: AttentionRecipe,
-    differentiable: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Codes and scales of q, k and v for the backward; empty ones if there is none.
-
-    held: V in the blocks of the forward, which are those of the backward if they are squares.
-    """
-    if not differentiable:
-        return tuple(q.codes.new_empty(0) for _ in range(6))
-    block = value_block_of_backward(recipe)
-    if block != recipe.value_block:
-        held = quantised(v, k_offsets, recipe.elem_dtype, block, recipe.scale_mode)
-    return q.codes, q.scales, k.codes, k.scales, held.codes, held.scales
-
-
-def saved_shapes(
-    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor,
-    recipe: AttentionRecipe, differentiable: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """What `saved_operands` returns, not filled: for fake tensors, whose sizes may be symbols."""
-    found: list[Tensor] = []
-    batch = k_offsets.shape[0] - 1
-    of_q = 1 if q_offsets is None else batch
-    block = value_block_of_backward(recipe)
-    for x, count, (tall, wide) in ((q, of_q, SQUARE), (k, batch, SQUARE), (v, batch, block)):
-        if differentiable:
-            rows = scale_rows_of(x.shape[0], count, tall)
-            shapes = (tuple(x.shape), (rows, x.shape[1], -(-x.shape[2] // wide)))
-        else:
-            shapes = ((0,), (0,))
-        found += [x.new_empty(shape, dtype=torch.uint8) for shape in shapes]
-    return tuple(found)
 
 
 # -- backward --------------------------------------------------------------------------------------
@@ -398,47 +213,6 @@ def seen_rows(
             num_warps=4,
         )  # fmt: skip
     return kept
-
-
-def quantised_output_gradient(
-    d_out: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry, recipe: AttentionRecipe
-) -> Operand:
-    """DO `[out_rows, heads, v_dim]` in squares."""
-    seed = recipe.seed if recipe.gradient_rounding == "stochastic" else None
-    return quantised(
-        kernel_layout(d_out), offsets_of_outputs(q_offsets, k_offsets, g),
-        recipe.gradient_elem_dtype, SQUARE, recipe.scale_mode, seed, Stream.GRADIENT_OF_OUTPUT,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Operands of the backward: V in the blocks of dO V^T, dO in squares."""
-
-    q: Operand
-    k: Operand
-    v: Operand
-    d_out: Operand
-
-    def decoded(
-        self, q_offsets: Tensor | None, k_offsets: Tensor, g: Geometry, recipe: AttentionRecipe
-    ) -> Saved:
-        """The same in bf16."""
-        elem, of_gradient = recipe.elem_dtype, recipe.gradient_elem_dtype
-        queries = offsets_of_queries(q_offsets, k_offsets, g)
-        outputs = offsets_of_outputs(q_offsets, k_offsets, g)
-        return Saved(
-            _dequantised(self.q, queries, elem, SQUARE),
-            _dequantised(self.k, k_offsets, elem, SQUARE),
-            _dequantised(self.v, k_offsets, elem, value_block_of_backward(recipe)),
-            _dequantised(self.d_out, outputs, of_gradient, SQUARE),
-        )
-
-    @property
-    def pointers(self) -> tuple[Tensor, ...]:
-        """In the order of the kernels' parameters."""
-        own = (self.q, self.k, self.v, self.d_out)
-        return (*(x.codes for x in own), *(x.scales for x in own))
 
 
 def launch_backward(

@@ -26,14 +26,16 @@ from jagbench.impl.kernels.gdpa import activation_arguments, activation_codes
 from jagbench.impl.kernels.mask import Mask, mask_of
 from jagbench.impl.kernels.mx_attention_launch import (
     ForwardCall,
+    launch_backward,
+    launch_forward,
+)
+from jagbench.impl.kernels.mx_attention_operands import (
     Operand,
     Saved,
     check_head_dims,
     check_recipe,
     decode_recipe,
     encode_recipe,
-    launch_backward,
-    launch_forward,
     quantised_inputs,
     quantised_output_gradient,
     saved_operands,
@@ -116,9 +118,7 @@ def _forward(
     check_both_offsets(NAME, geometry, q_offsets, k_offsets)
     rule = decode_recipe(recipe)
     code, chosen, ids = activation_arguments(activation, q.device)
-    call = ForwardCall(
-        geometry, Mask.decode(mask), rule, code, pre_scale, post_scale, ids, chosen
-    )
+    call = ForwardCall(geometry, Mask.decode(mask), rule, code, pre_scale, post_scale, ids, chosen)
     with torch.cuda.device_of(q):
         held = quantised_inputs(q, k, v, q_offsets, k_offsets, geometry, rule)
         out, _ = launch_forward(*held, q_offsets, k_offsets, q.dtype, call)

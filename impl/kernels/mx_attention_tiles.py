@@ -1,4 +1,4 @@
-"""Operands of MXFP8 attention on the device: tiles of codes, their values, quantisation in registers.
+"""MXFP8 attention on the device: tiles of codes and their values, quantisation in registers.
 
 A tile of codes and E8M0 scales becomes the bf16 numbers that they stand for. A code has at most
 four significant bits, so this is exact, and a product of such tiles is the block-scaled product
@@ -115,9 +115,7 @@ def operand_tile(
 
 
 @triton.jit
-def product_of_rows(
-    a, a_scale, b, b_scale, zero, TYPE: tl.constexpr, OPERANDS: tl.constexpr
-):
+def product_of_rows(a, a_scale, b, b_scale, zero, TYPE: tl.constexpr, OPERANDS: tl.constexpr):
     """`a @ b^T`, fp32, of two tiles as `operand_tile` gives them, blocks along the columns.
 
     zero: a number that is 0.0, unknown to the compiler: where it knows what `tl.dot_scaled` begins
@@ -171,7 +169,8 @@ def block_scales(
     FIXED: tl.constexpr,
 ):  # fmt: skip
     """Scale codes (int32) of the blocks of an fp32 tile; FIXED: 2^-8 for all."""
-    scale = _scale_codes(_block_maxima(x.to(tl.int32, bitcast=True) & _ABSOLUTE, BR, BC), CARRY, TOP)
+    bits = x.to(tl.int32, bitcast=True) & _ABSOLUTE
+    scale = _scale_codes(_block_maxima(bits, BR, BC), CARRY, TOP)
     if FIXED:
         scale = tl.full(scale.shape, FIXED_SCALE, tl.int32)
     return scale
