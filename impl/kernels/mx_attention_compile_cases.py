@@ -44,10 +44,11 @@ def _scales(tensor: str) -> str:
 
 def _case(
     which: Pass, kernel: str, tag: str, signature: Mapping[str, str],
-    constants: Mapping[str, Any], dim: int, config: TileConfig | None, **options: Any,
+    constants: Mapping[str, Any], dim: int, config: TileConfig | None,
+    architectures: tuple[int, ...], **options: Any,
 ) -> CompileCase:  # fmt: skip
-    """A case of int32 offsets, without a bias."""
-    tiles = config or table_tiles(which, dim, dim)
+    """A case of int32 offsets, without a bias, with the tiles of its first architecture."""
+    tiles = config or table_tiles(which, dim, dim, architectures[0] // 10)
     sizes = {
         "D": dim, "DV": dim, "BLOCK_D": head_block(dim), "BLOCK_DV": head_block(dim),
         "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k, "HAS_LEFT": False, "HAS_RIGHT": False,
@@ -66,6 +67,7 @@ def _case(
         signature=live,
         constexprs=sizes,
         aligned=tuple(name for name, kind in live.items() if kind.startswith("*")),
+        architectures=architectures,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         spill_limit=_AT_EDGES if edges else _PARKED,
@@ -88,8 +90,8 @@ def forward_case(
     native = operands == "native"
     return _case(
         "forward", "mx_attention_kernels:mx_attention_forward_kernel", f"{tag}-{operands}-{dtype}",
-        signature, constants, dim, config, dtype=dtype,
-        architectures=architectures or ((100, 120) if native else ARCHITECTURES),
+        signature, constants, dim, config,
+        architectures or ((100, 120) if native else ARCHITECTURES), dtype=dtype,
         matrix_opcode=_NATIVE if native else MATRIX_OPCODES,
     )  # fmt: skip
 
@@ -119,7 +121,7 @@ def gradient_case(
     }  # fmt: skip
     return _case(
         which, f"mx_attention_gradients:mx_{which}_kernel", f"{tag}-{operands}-{dtype}",
-        signature, constants, dim, config, dtype=dtype, architectures=architectures,
+        signature, constants, dim, config, architectures, dtype=dtype,
     )  # fmt: skip
 
 
@@ -134,7 +136,8 @@ CASES: tuple[CompileCase, ...] = (
     forward_case("softmax", "native"),
     forward_case("gelu_tanh", "native", _OTHER, 64, _GELU, architectures=(100,)),
     forward_case("window", "values", dtype="fp16", architectures=(90,), **_WINDOW),
-    *(gradient_case(which, "softmax", architectures=(90, 120)) for which in _GRADIENTS),
+    *(gradient_case(which, "softmax", architectures=(90,)) for which in _GRADIENTS),
+    *(gradient_case(which, "workstation", architectures=(120,)) for which in _GRADIENTS),
     *(
         gradient_case(which, "nearest", _NEAREST, 64, architectures=(80, 100))
         for which in _GRADIENTS

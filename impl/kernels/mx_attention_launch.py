@@ -50,10 +50,13 @@ _TILES: dict[tuple[Pass, int], TileConfig] = {
     ("forward", 64): TileConfig(128, 64, 8, 2),
     ("forward", 128): TileConfig(128, 64, 8, 2),
     ("query_gradient", 64): TileConfig(64, 64, 4, 2),
-    ("query_gradient", 128): TileConfig(64, 64, 8, 2),
+    ("query_gradient", 128): TileConfig(128, 32, 8, 2),
     ("key_value_gradient", 64): TileConfig(32, 64, 4, 2),
     ("key_value_gradient", 128): TileConfig(32, 64, 8, 2),
 }
+# Where eight warps share a product of 64 rows, both fours compute all of it in registers.
+_OF_128_KEYS = TileConfig(32, 128, 8, 2)
+_ACCUMULATES_APART = (9, 10)
 
 
 NO_BIAS = Bias()
@@ -85,15 +88,20 @@ def choose_operands(device: torch.device, elem_dtype: ElemDtype) -> Operands:
     return "native" if major in (10, 12) and elem_dtype != "e2m1" else "values"
 
 
-def table_tiles(which: Pass, qk_dim: int, v_dim: int) -> TileConfig:
-    """Tiles of a pass on a GPU."""
-    return _TILES[which, 128 if max(qk_dim, v_dim) > 64 else 64]
+def table_tiles(which: Pass, qk_dim: int, v_dim: int, major: int) -> TileConfig:
+    """Tiles of a pass on a GPU of a compute capability, whose first number is `major`."""
+    width = 128 if max(qk_dim, v_dim) > 64 else 64
+    if which == "key_value_gradient" and width == 128 and major in _ACCUMULATES_APART:
+        return _OF_128_KEYS
+    return _TILES[which, width]
 
 
-def _tiles(which: Pass, g: Geometry, tiles: TileConfig | None) -> TileConfig:
+def _tiles(which: Pass, g: Geometry, tiles: TileConfig | None, device: torch.device) -> TileConfig:
+    if tiles is None and INTERPRET.value:
+        tiles = TileConfig(64, 64, 4, 1)
     if tiles is None:
-        interpreted = TileConfig(64, 64, 4, 1)
-        tiles = interpreted if INTERPRET.value else table_tiles(which, g.qk_dim, g.v_dim)
+        major = torch.cuda.get_device_capability(device)[0]
+        tiles = table_tiles(which, g.qk_dim, g.v_dim, major)
     if min(tiles.block_q, tiles.block_k) < BLOCK_SIZE or tiles.block_q > _STATISTICS_ROWS:
         raise ValueError(
             f"tiles of {which} must be of {BLOCK_SIZE} rows or more, and of "
@@ -176,7 +184,7 @@ def launch_forward(
         q = dequantised(q, queries, recipe.elem_dtype, SQUARE)
         k = dequantised(k, k_offsets, recipe.elem_dtype, SQUARE)
         v = dequantised(v, k_offsets, recipe.elem_dtype, recipe.value_block)
-    tiles = _tiles("forward", g, tiles)
+    tiles = _tiles("forward", g, tiles, device)
     items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=mask.span)
     grid = items.upper * g.heads
     if grid:
@@ -267,7 +275,7 @@ def _key_value_gradients(
     g, bias, device = call.geometry, call.bias, k_offsets.device
     dk = torch.empty(saved.k.codes.shape, dtype=dtypes[0], device=device)
     dv = torch.empty(saved.v.codes.shape, dtype=dtypes[1], device=device)
-    tiles = _tiles("key_value_gradient", g, tiles)
+    tiles = _tiles("key_value_gradient", g, tiles, device)
     items = build_tile_list(k_offsets, q_offsets, g.total_k, tiles.block_k, span=call.mask.span)
     grid = items.upper * g.kv_heads
     if grid:
@@ -291,7 +299,7 @@ def _query_gradient(
     # A shared query has one share of dQ a sequence, kept in fp32 until they are summed.
     shape = (g.batch, *saved.q.codes.shape) if g.shared_q else saved.q.codes.shape
     dq = torch.empty(shape, dtype=torch.float32 if g.shared_q else dtype, device=device)
-    tiles = _tiles("query_gradient", g, tiles)
+    tiles = _tiles("query_gradient", g, tiles, device)
     items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=call.mask.span)
     grid = items.upper * g.heads
     d_bias = empty_bias_gradient(call, grid) if call.needs.bias else None
