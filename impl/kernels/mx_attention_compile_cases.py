@@ -138,9 +138,5 @@ CASES: tuple[CompileCase, ...] = (
     forward_case("window", "values", dtype="fp16", architectures=(90,), **_WINDOW),
     *(gradient_case(which, "softmax", architectures=(90,)) for which in _GRADIENTS),
     *(gradient_case(which, "workstation", architectures=(120,)) for which in _GRADIENTS),
-    *(
-        gradient_case(which, "nearest", _NEAREST, 64, architectures=(80, 100))
-        for which in _GRADIENTS
-    ),
-    gradient_case("key_value_gradient", "gelu_tanh", activation=_GELU, architectures=(90,)),
+    *(gradient_case(which, "nearest", _NEAREST, 64, architectures=(100,)) for which in _GRADIENTS),
 )
