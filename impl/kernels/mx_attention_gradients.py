@@ -31,7 +31,6 @@ from jagbench.impl.kernels.tiles import (
     LAST,
     PREFIX,
     first_free_row,
-    load_rows,
     other_rows,
     pair_bias,
     sequence_rows,
@@ -75,15 +74,18 @@ def seen_rows_kernel(
             rows, q_len, k_len, shift, left, right, prefix,
             first_free_row(q_len, last_full, BEYOND), HAS_LEFT, HAS_RIGHT, BEYOND,
         )  # fmt: skip
-        tile = load_rows(
-            d_out + q_first * d_row + head.to(tl.int64) * d_head, first, q_len, d_row,
+        r = tl.arange(0, ROWS)
+        c = tl.arange(0, BLOCK_DV)
+        start = d_out + (q_first + first) * d_row + head.to(tl.int64) * d_head
+        # d_row < 2^23 (checked on the host), so an offset inside the tile fits 32 bits.
+        tile = tl.load(
+            start + (r[:, None] * d_row + c[None, :]), mask=used[:, None] & (c < DV)[None, :],
+            other=0.0,
+        )  # fmt: skip
+        store_rows(
+            kept + (q_first * heads + head) * DV, first, q_len, heads * DV, tile,
             ROWS, DV, BLOCK_DV,
         )  # fmt: skip
-        c = tl.arange(0, BLOCK_DV)
-        place = (q_first + rows).to(tl.int64)[:, None] * (heads * DV) + head * DV + c[None, :]
-        inside = (rows < q_len)[:, None] & (c < DV)[None, :]
-        tl.store(kept + place, tile, mask=inside & used[:, None])
-        tl.store(kept + place, tl.zeros_like(tile), mask=inside & (used == 0)[:, None])
 
 
 @triton.jit

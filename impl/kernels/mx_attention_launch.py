@@ -218,7 +218,7 @@ def seen_rows(
             d_out, kept, q_offsets, k_offsets, items.sequence, items.block, g.batch, g.total_q,
             *mask.numbers, *d_out.stride()[:2], heads=g.heads, DV=g.v_dim,
             BLOCK_DV=padded(g.v_dim), ROWS=_STATISTICS_ROWS, **mask.portable, SHARED_Q=g.shared_q,
-            num_warps=4,
+            num_warps=8,
         )  # fmt: skip
     return kept
 
