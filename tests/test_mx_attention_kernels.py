@@ -273,6 +273,10 @@ def test_tokens_of_no_pair_may_hold_anything():
     arguments, grad = call([64], [32])
     arguments["q"][:32], grad[:32] = math.nan, math.inf
     assert_like_the_truth(arguments, grad, causal=True)
+    # The gradient of such a row has no share even in the square it is in.
+    arguments, grad = call([50], [20])
+    grad[:30] = math.inf
+    assert_like_the_truth(arguments, grad, causal=True)
     arguments, grad = call([20], [64])
     arguments["k"][32:], arguments["v"][32:] = math.nan, math.inf
     assert_like_the_truth(arguments, grad, causal=True, align="start")
