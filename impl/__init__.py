@@ -5,6 +5,8 @@ from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
 from jagbench.impl.kernels.mx import mx_dequantize, mx_quantize
+from jagbench.impl.kernels.mx_attention import mx_attention
+from jagbench.impl.kernels.mx_gdpa import mx_gdpa
 from jagbench.impl.kernels.mx_linear import mx_linear
 from jagbench.impl.kernels.mx_matmul import mx_matmul
 from jagbench.impl.kernels.norm_linear import norm_linear
@@ -19,7 +21,9 @@ __all__ = [
     "describe",
     "gdpa",
     "jagged_attention",
+    "mx_attention",
     "mx_dequantize",
+    "mx_gdpa",
     "mx_linear",
     "mx_matmul",
     "mx_quantize",

@@ -356,7 +356,7 @@ def _query_gradient(
     tiles = _backward_tiles("query_gradient", call, q)
     items = build_tile_list(q_offsets, k_offsets, g.total_q, tiles.block_q, span=mask.span)
     grid = items.upper * g.heads
-    d_bias = _empty_bias_gradient(call, grid) if call.needs.bias else None
+    d_bias = empty_bias_gradient(call, grid) if call.needs.bias else None
     buckets = bias.values.shape[0] if bias.kind == 2 and bias.values is not None else 1
     if grid:
         query_gradient_kernel[(grid,)](
@@ -375,10 +375,10 @@ def _query_gradient(
         )  # fmt: skip
     if g.shared_q:
         dq = dq.sum(0).to(q.dtype)
-    return dq, None if d_bias is None else _reduce_bias_gradient(d_bias, call)
+    return dq, None if d_bias is None else reduce_bias_gradient(d_bias, call)
 
 
-def _empty_bias_gradient(call: BackwardCall, grid: int) -> Tensor:
+def empty_bias_gradient(call: BackwardCall, grid: int) -> Tensor:
     """Zeros: tiles outside the window are never visited."""
     bias = call.bias
     assert bias.values is not None
@@ -389,7 +389,7 @@ def _empty_bias_gradient(call: BackwardCall, grid: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.float32, device=bias.values.device)
 
 
-def _reduce_bias_gradient(d_bias: Tensor, call: BackwardCall) -> Tensor:
+def reduce_bias_gradient(d_bias: Tensor, call: BackwardCall) -> Tensor:
     """From the kernel's form to the bias' own shape and dtype: sums over programs and heads."""
     values = call.bias.values
     assert values is not None

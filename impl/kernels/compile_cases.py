@@ -17,6 +17,7 @@ from jagbench.impl.kernels.hopper.forward_launch import (
     MAX_REGISTERS,
     forward_tiles,
 )
+from jagbench.impl.kernels.mx_attention_compile_cases import CASES as MX_ATTENTION_CASES
 from jagbench.impl.kernels.mx_compile_cases import CASES as MX_CASES
 from jagbench.impl.kernels.mx_matmul_compile_cases import CASES as MX_PRODUCT_CASES
 from jagbench.impl.kernels.norm_compile_cases import NORM_CASES
@@ -433,4 +434,5 @@ CASES: tuple[CompileCase, ...] = (
     *NORM_CASES,
     *MX_CASES,
     *MX_PRODUCT_CASES,
+    *MX_ATTENTION_CASES,
 )

@@ -99,20 +99,22 @@ def gdpa(
     return out
 
 
-def activation_codes(activation: str | Sequence[str], heads: int) -> list[int]:
+def activation_codes(
+    activation: str | Sequence[str], heads: int, operator: str = NAME
+) -> list[int]:
     """One id, or one per head where they differ; ValueError names what is known."""
     names = [activation] if isinstance(activation, str) else list(activation)
     unknown = [name for name in names if name not in ACTIVATION_IDS]
     if unknown:
         known = ", ".join(ACTIVATION_IDS)
-        raise ValueError(f"{NAME}: unknown activation {unknown[0]!r}; known: {known}")
+        raise ValueError(f"{operator}: unknown activation {unknown[0]!r}; known: {known}")
     if not isinstance(activation, str) and len(names) != heads:
-        raise ValueError(f"{NAME}: {len(names)} activations for {heads} heads")
+        raise ValueError(f"{operator}: {len(names)} activations for {heads} heads")
     codes = [ACTIVATION_IDS[name] for name in names]
     return codes[:1] if len(set(codes)) == 1 else codes
 
 
-def _activation_arguments(codes: list[int], device: torch.device) -> tuple[int, int, Tensor | None]:
+def activation_arguments(codes: list[int], device: torch.device) -> tuple[int, int, Tensor | None]:
     """Kernel's ACTIVATION, ACTIVATION_SET and table of ids."""
     if len(codes) == 1:
         return codes[0], 0, None
@@ -229,7 +231,7 @@ def _launch_walk(
     grid = items.upper * g.heads
     if not grid:
         return out
-    code, chosen, ids = _activation_arguments(activation, q.device)
+    code, chosen, ids = activation_arguments(activation, q.device)
     gdpa_forward_kernel[(min(grid, multiprocessors(q)) if persistent else grid,)](
         q, k, v, out, ids, q_offsets, k_offsets, items.sequence, items.block, items.count,
         g.batch, g.total_q, g.total_k, *mask.numbers, *scales,
@@ -254,7 +256,7 @@ def _launch_short_keys(
     grid = items.upper * g.heads
     if not grid:
         return out
-    code, chosen, ids = _activation_arguments(activation, q.device)
+    code, chosen, ids = activation_arguments(activation, q.device)
     gdpa_short_keys_kernel[(grid,)](
         q, k, v, out, ids, q_offsets, k_offsets, items.sequence, items.block,
         g.batch, g.total_q, g.total_k, *mask.numbers, *scales,
@@ -302,7 +304,7 @@ def _backward(
     """Gradients that `needs` asks for (query, key and value); others are empty tensors."""
     geometry = geometry_of(q, k, v, q_offsets, k_offsets)
     rows = (geometry.out_rows, geometry.heads, geometry.v_dim)
-    code, chosen, ids = _activation_arguments(activation, q.device)
+    code, chosen, ids = activation_arguments(activation, q.device)
     with torch.cuda.device_of(q):
         call = BackwardCall(
             geometry=geometry,

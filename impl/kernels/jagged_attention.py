@@ -100,7 +100,7 @@ def jagged_attention(
     plan = as_schedule(NAME, schedule)
     q, k, v, q_offsets, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)
     geometry = check_arguments(NAME, q, k, v, q_offsets, k_offsets)
-    values, bucket_ids = _bias_tensors(bias, geometry, q)
+    values, bucket_ids = bias_tensors(NAME, bias, geometry, q)
     if deterministic:
         check_repeatable(NAME, plan, q, k, v, values)
     factor = 1.0 / math.sqrt(q.shape[2]) if scale is None else float(scale)
@@ -116,8 +116,8 @@ def jagged_attention(
     return out, lse.t()
 
 
-def _bias_tensors(
-    bias: Tensor | BucketedBias | None, geometry: Geometry, q: Tensor
+def bias_tensors(
+    operator: str, bias: Tensor | BucketedBias | None, geometry: Geometry, q: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """Values and bucket ids of a bias, checked as far as shapes tell."""
     if bias is None:
@@ -128,23 +128,23 @@ def _bias_tensors(
     heads = geometry.heads
     if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] not in (1, heads):
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{NAME}: {what} must be [rows, {heads} or 1], got {shape}")
+        raise ValueError(f"{operator}: {what} must be [rows, {heads} or 1], got {shape}")
     if not values.is_floating_point():
-        raise ValueError(f"{NAME}: {what} must be floating, got {values.dtype}")
+        raise ValueError(f"{operator}: {what} must be floating, got {values.dtype}")
     for tensor in (values, bucket_ids):
         if tensor is not None and tensor.device != q.device:
-            raise ValueError(f"{NAME}: {what} is on {tensor.device}, q on {q.device}")
+            raise ValueError(f"{operator}: {what} is on {tensor.device}, q on {q.device}")
     if bucket_ids is not None:
         if bucket_ids.dim() != 1 or bucket_ids.dtype not in _ID_TYPES:
             raise ValueError(
-                f"{NAME}: bias.bucket_ids must be uint8, int16, int32 or int64 [pairs], got "
+                f"{operator}: bias.bucket_ids must be uint8, int16, int32 or int64 [pairs], got "
                 f"{bucket_ids.dtype} {tuple(bucket_ids.shape)}"
             )
         bucket_ids = bucket_ids.contiguous()
     return values, bucket_ids
 
 
-def _kernel_bias(
+def bias_of_kernels(
     values: Tensor | None,
     bucket_ids: Tensor | None,
     q_offsets: Tensor | None,
@@ -160,7 +160,7 @@ def _kernel_bias(
     return Bias(1 if bucket_ids is None else 2, values, bucket_ids, pairs)
 
 
-def _check_bias(bias: Bias) -> None:
+def check_bias(operator: str, bias: Bias) -> None:
     """Pairs and bucket ids of a bias; ValueError with the numbers.
 
     Reads device memory, so the stream is waited for: in every forward pass for the number of pairs,
@@ -174,7 +174,7 @@ def _check_bias(bias: Bias) -> None:
     rows, total = bias.values if ids is None else ids, int(bias.pair_offsets[-1])
     if rows.shape[0] != total:
         what = "bias" if ids is None else "bias.bucket_ids"
-        raise ValueError(f"{NAME}: {what} has {rows.shape[0]} rows, the batch {total} pairs")
+        raise ValueError(f"{operator}: {what} has {rows.shape[0]} rows, the batch {total} pairs")
     if ids is None or not total:
         return
     state = version(ids), bias.values.shape[0]
@@ -183,7 +183,7 @@ def _check_bias(bias: Bias) -> None:
     low, high = (int(x) for x in ids.aminmax())
     if low < 0 or high >= bias.values.shape[0]:
         raise ValueError(
-            f"{NAME}: bias.bucket_ids run from {low} to {high}, the table has "
+            f"{operator}: bias.bucket_ids run from {low} to {high}, the table has "
             f"{bias.values.shape[0]} buckets"
         )
     _checked_ids[ids] = state
@@ -206,8 +206,8 @@ def _forward(
     require_device(NAME, q)
     geometry = geometry_of(q, k, v, q_offsets, k_offsets)
     check_both_offsets(NAME, geometry, q_offsets, k_offsets)
-    kernel_bias = _kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry)
-    _check_bias(kernel_bias)
+    kernel_bias = bias_of_kernels(bias, bucket_ids, q_offsets, k_offsets, geometry)
+    check_bias(NAME, kernel_bias)
     plan, seen = Schedule.decode(schedule), Mask.decode(mask)
     softmax = (SOFTMAX.value,)
     with torch.cuda.device_of(q):
@@ -291,7 +291,7 @@ def _backward(
             activation=SOFTMAX.value,
             score_scale=scale * LOG2E,
             grad_scale=scale,
-            bias=_kernel_bias(bias, bucket_ids, q_offsets, k_offsets, geometry),
+            bias=bias_of_kernels(bias, bucket_ids, q_offsets, k_offsets, geometry),
             query_tiles=tiles,
             needs=Needs(*needs),
         )
