@@ -5,6 +5,7 @@ from jagbench.impl.kernels.block_attention import block_attention
 from jagbench.impl.kernels.gdpa import gdpa
 from jagbench.impl.kernels.jagged_attention import jagged_attention
 from jagbench.impl.kernels.mx import mx_dequantize, mx_quantize
+from jagbench.impl.kernels.mx_norm import mx_layer_norm, mx_norm_gradient, mx_rms_norm
 from jagbench.impl.kernels.norm_linear import norm_linear
 from jagbench.impl.kernels.pffn_block import pffn_block
 from jagbench.impl.kernels.rotary import rotary
@@ -18,7 +19,10 @@ __all__ = [
     "gdpa",
     "jagged_attention",
     "mx_dequantize",
+    "mx_layer_norm",
+    "mx_norm_gradient",
     "mx_quantize",
+    "mx_rms_norm",
     "norm_linear",
     "pffn_block",
     "pin",

@@ -18,6 +18,7 @@ from jagbench.impl.kernels.hopper.forward_launch import (
     forward_tiles,
 )
 from jagbench.impl.kernels.mx_compile_cases import CASES as MX_CASES
+from jagbench.impl.kernels.mx_norm_compile_cases import CASES as MX_NORM_CASES
 from jagbench.impl.kernels.norm_compile_cases import NORM_CASES
 from jagbench.impl.kernels.tiles import LAST, LAST_CAUSAL, PREFIX
 from jagbench.impl.kernels.tuning import Kernel, TileConfig, padded, table_config
@@ -431,4 +432,5 @@ CASES: tuple[CompileCase, ...] = (
     *BLOCK_CASES,
     *NORM_CASES,
     *MX_CASES,
+    *MX_NORM_CASES,
 )
