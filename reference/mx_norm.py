@@ -72,9 +72,7 @@ def mx_layer_norm(
     """
     _check_block(block)
     wide = _wide(x)
-    out = layer_norm(
-        wide, _parameter(x, "weight", weight), _parameter(x, "bias", bias), eps=eps
-    )
+    out = layer_norm(wide, _parameter(x, "weight", weight), _parameter(x, "bias", bias), eps=eps)
     found = mx_quantize(
         out, offsets, elem_dtype=elem_dtype, block=block, scale_mode=scale_mode,
         rounding=rounding, seed=seed,

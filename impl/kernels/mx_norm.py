@@ -282,9 +282,7 @@ def _kernel(
         stream, swizzled=swizzled,
     )  # fmt: skip
     keep_mean = with_statistics and centred
-    codes, scales, rstd, mean = _empty(
-        x, offsets, form.block, swizzled, with_statistics, keep_mean
-    )
+    codes, scales, rstd, mean = _empty(x, offsets, form.block, swizzled, with_statistics, keep_mean)
     if not x.numel():
         return codes, scales.zero_(), rstd, mean
     flat = form.block[0] == 1 and not swizzled
