@@ -45,7 +45,7 @@ def _norm(
         **{name: None for name, given in present.items() if not given},
         **({"offsets": None} if offsets is None else {}), **norm_constants(form),
         "CENTRED": norm == "layer", "CONVERT": convert, "WHOLE": tiles.columns >= features,
-        "ROWS": tiles.rows, "COLUMNS": tiles.columns,
+        "FULL": features % tiles.columns == 0, "ROWS": tiles.rows, "COLUMNS": tiles.columns,
     }  # fmt: skip
     block = f"{form.block[0]}x{form.block[1]}"
     bits = "-bits" * (nearest and not convert)

@@ -40,10 +40,15 @@ def _float(count):
 
 
 @triton.jit
-def _load(source, row, column, used, columns, stride, COLUMNS: tl.constexpr):
-    """Rows of a column tile in fp32, 0 where there is no data, and where there is."""
+def _load(source, row, column, used, columns, stride, FULL: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows of a column tile in fp32, 0 where there is no data, and where there is.
+
+    FULL: tiles end where rows do, so that no element needs a comparison of its own.
+    """
     each = column + tl.arange(0, COLUMNS)
-    seen = (row < used)[:, None] & (each < columns)[None, :]
+    seen = (row < used)[:, None]
+    if not FULL:
+        seen = seen & (each < columns)[None, :]
     place = source + row[:, None] * stride + each[None, :]
     return to_float(tl.load(place, mask=seen, other=0.0)), seen
 
@@ -61,13 +66,13 @@ def _moments(x, seen, count, CENTRED: tl.constexpr):
 @triton.jit
 def _moments_of_wide_rows(
     source, row, used, columns, stride,
-    CENTRED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    CENTRED: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """As `_moments`, of rows read column tile by column tile."""
     mean = tl.zeros([ROWS], dtype=tl.float32)
     squares = tl.zeros([ROWS], dtype=tl.float32)
     for column in range(0, columns, COLUMNS):
-        x, seen = _load(source, row, column, used, columns, stride, COLUMNS)
+        x, seen = _load(source, row, column, used, columns, stride, FULL, COLUMNS)
         count = _float(tl.minimum(columns - column, COLUMNS))
         own_mean, own_squares = _moments(x, seen, count, CENTRED)
         squares += own_squares
@@ -83,9 +88,9 @@ def _moments_of_wide_rows(
 @triton.jit
 def _normalised(
     x, seen, mean, rstd, weight, bias, column, columns,
-    CENTRED: tl.constexpr, COLUMNS: tl.constexpr,
+    CENTRED: tl.constexpr, FULL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Rows of a column tile behind the norm, 0 where there is no data."""
+    """Rows of a column tile behind the norm, 0 where there is no data: there mean, rstd are 0."""
     each = column + tl.arange(0, COLUMNS)
     if CENTRED:
         x = x - mean[:, None]
@@ -95,7 +100,10 @@ def _normalised(
         x = x * factor[None, :]
     if bias is not None:
         x = x + to_float(tl.load(bias + each, mask=each < columns, other=0.0))[None, :]
-    return tl.where(seen, x, 0.0)
+    # Without a bias nothing but 0 x infinity in columns past the row's end is not 0 by itself.
+    if bias is not None or not FULL:
+        x = tl.where(seen, x, 0.0)
+    return x
 
 
 @triton.jit
@@ -105,7 +113,7 @@ def _store_codes(
     BR: tl.constexpr, BC: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr,
     WIDTH: tl.constexpr, LARGEST: tl.constexpr, NAN: tl.constexpr, CARRY: tl.constexpr,
     TOP: tl.constexpr, CONVERT: tl.constexpr, STREAM: tl.constexpr, SWIZZLED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Quantise a tile and store its codes and scales; codes and scales are those of its matrix."""
     each = column + tl.arange(0, COLUMNS)
@@ -115,7 +123,9 @@ def _store_codes(
     if STREAM is not None:
         random = _draws(number, column, seed_low, seed_high, STREAM, COLUMNS)
     found = _codes(x, scale, random, MANTISSA, BIAS, WIDTH, LARGEST, NAN, CONVERT)
-    inside = (row < tl.minimum(stop, rows))[:, None] & (each < columns)[None, :]
+    inside = (row < tl.minimum(stop, rows))[:, None]
+    if not FULL:
+        inside = inside & (each < columns)[None, :]
     tl.store(codes + row[:, None] * codes_row + each[None, :], found, mask=inside)
     _store_scales(
         scales, scale, first, stop, used, tile, column, columns, scale_rows, scales_row,
@@ -132,13 +142,14 @@ def mx_norm_kernel(
     CENTRED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, MANTISSA: tl.constexpr,
     BIAS: tl.constexpr, WIDTH: tl.constexpr, LARGEST: tl.constexpr, NAN: tl.constexpr,
     CARRY: tl.constexpr, TOP: tl.constexpr, CONVERT: tl.constexpr, STREAM: tl.constexpr,
-    SWIZZLED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SWIZZLED: tl.constexpr, WHOLE: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Codes and scales of ROWS normalised rows of one of many matrices `[rows, columns]`.
 
     x: fp32, fp16 or bf16; weight, bias: `[columns]` or None; rstd_out, mean_out: fp32, one a row,
     counted as random numbers count them (draw_matrix, draw_row), or None. CENTRED: LayerNorm, else
-    RMSNorm. WHOLE: COLUMNS hold a row. All else as in `mx_quantize_kernel`.
+    RMSNorm. WHOLE: COLUMNS hold a row; FULL: divide it. All else as in `mx_quantize_kernel`.
     """
     JAGGED: tl.constexpr = offsets is not None
     tile, matrix, _ = _place(row_tiles, 1, COLUMNS)
@@ -146,41 +157,43 @@ def mx_norm_kernel(
     row = first + tl.arange(0, ROWS)
     source = x + matrix * x_matrix
     if WHOLE:
-        kept, seen = _load(source, row, 0, used, columns, x_row, COLUMNS)
+        kept, seen = _load(source, row, 0, used, columns, x_row, FULL, COLUMNS)
         mean, squares = _moments(kept, seen, _float(columns), CENTRED)
     else:
         mean, squares = _moments_of_wide_rows(
-            source, row, used, columns, x_row, CENTRED, ROWS, COLUMNS
+            source, row, used, columns, x_row, CENTRED, FULL, ROWS, COLUMNS
         )
     inner = tl.div_rn(squares, tl.zeros([ROWS], dtype=tl.float32) + _float(columns)) + eps
     rstd = tl.div_rn(tl.full([ROWS], 1.0, tl.float32), tl.sqrt_rn(inner))
+    rstd = tl.where(row < used, rstd, 0.0)
+    mean = tl.where(row < used, mean, 0.0)
     number = matrix * draw_matrix + row * draw_row
     stored = row < tl.minimum(stop, rows)
     if rstd_out is not None:
-        tl.store(rstd_out + number, tl.where(row < used, rstd, 0.0), mask=stored)
+        tl.store(rstd_out + number, rstd, mask=stored)
     if mean_out is not None:
-        tl.store(mean_out + number, tl.where(row < used, mean, 0.0), mask=stored)
+        tl.store(mean_out + number, mean, mask=stored)
     codes += matrix * codes_matrix
     scales += matrix * scales_matrix
     if WHOLE:
-        out = _normalised(kept, seen, mean, rstd, weight, bias, 0, columns, CENTRED, COLUMNS)
+        out = _normalised(kept, seen, mean, rstd, weight, bias, 0, columns, CENTRED, FULL, COLUMNS)
         _store_codes(
             out, row, 0, columns, first, stop, used, tile, rows, scale_rows,
             codes, codes_row, scales, scales_row, number, seed_low, seed_high,
             BR, BC, MANTISSA, BIAS, WIDTH, LARGEST, NAN, CARRY, TOP, CONVERT, STREAM, SWIZZLED,
-            ROWS, COLUMNS,
+            FULL, ROWS, COLUMNS,
         )  # fmt: skip
     else:
         for column in range(0, columns, COLUMNS):
-            again, seen = _load(source, row, column, used, columns, x_row, COLUMNS)
+            again, seen = _load(source, row, column, used, columns, x_row, FULL, COLUMNS)
             out = _normalised(
-                again, seen, mean, rstd, weight, bias, column, columns, CENTRED, COLUMNS
+                again, seen, mean, rstd, weight, bias, column, columns, CENTRED, FULL, COLUMNS
             )
             _store_codes(
                 out, row, column, columns, first, stop, used, tile, rows, scale_rows,
                 codes, codes_row, scales, scales_row, number, seed_low, seed_high,
                 BR, BC, MANTISSA, BIAS, WIDTH, LARGEST, NAN, CARRY, TOP, CONVERT, STREAM, SWIZZLED,
-                ROWS, COLUMNS,
+                FULL, ROWS, COLUMNS,
             )  # fmt: skip
 
 

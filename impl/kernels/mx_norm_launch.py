@@ -91,6 +91,7 @@ def launch_norm(
         *source.tensor.stride()[:2], *codes.tensor.stride()[:2], *scales.stride()[:2],
         *source.draw_strides, *_words(form.seed), CENTRED=plan.centred, **norm_constants(form),
         CONVERT=converts(source.tensor.device, form), WHOLE=tiles.columns >= features,
+        FULL=features % tiles.columns == 0,
         ROWS=tiles.rows, COLUMNS=tiles.columns, num_warps=tiles.num_warps,
     )  # fmt: skip
 

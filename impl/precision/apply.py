@@ -62,7 +62,9 @@ def apply(model: nn.Module, recipe: Recipe | str, *, functions: Functions = OWN)
         raise ValueError(f"recipe must be a Recipe or a name, got {type(recipe).__name__}")
     layers = _layers(model)
     _check_patterns(recipe, [name for names in layers.values() for name in names])
-    linear, attention, kept = [], [], []
+    linear: list[tuple[str, nn.Linear]] = []
+    attention: list[tuple[str, nn.Module]] = []
+    kept: list[tuple[str, str]] = []
     for module, names in layers.items():
         reason = _reason(model, module, names, recipe)
         if reason is not None:
@@ -77,6 +79,20 @@ def apply(model: nn.Module, recipe: Recipe | str, *, functions: Functions = OWN)
             f"no layer of {len(layers)} would run under recipe {recipe.name!r} ({why or 'none'})"
         )
     revert(model)
+    _put(linear, attention, recipe, functions)
+    return Applied(
+        recipe, tuple(name for name, _ in linear), tuple(name for name, _ in attention),
+        tuple(kept),
+    )  # fmt: skip
+
+
+def _put(
+    linear: list[tuple[str, nn.Linear]],
+    attention: list[tuple[str, nn.Module]],
+    recipe: Recipe,
+    functions: Functions,
+) -> None:
+    """Give layers, by name, their precision."""
     for name, module in linear:
         if recipe.linear is not None:
             own = LayerPrecision(name, recipe.linear, functions, Moment())
@@ -88,10 +104,6 @@ def apply(model: nn.Module, recipe: Recipe | str, *, functions: Functions = OWN)
             module.attention_precision = AttentionPrecision(
                 name, recipe.attention, functions, Moment()
             )
-    return Applied(
-        recipe, tuple(name for name, _ in linear), tuple(name for name, _ in attention),
-        tuple(kept),
-    )  # fmt: skip
 
 
 def revert(model: nn.Module) -> tuple[str, ...]:
