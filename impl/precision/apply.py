@@ -99,9 +99,9 @@ def _put(
             # Written past nn.Module: neither a parameter nor a buffer nor a child.
             vars(module)["precision"] = own
             _give_class(module, RecipeLinear)
-    for name, module in attention:
-        if recipe.attention is not None and isinstance(module, DeclaresAttention):
-            module.attention_precision = AttentionPrecision(
+    for name, declared in attention:
+        if recipe.attention is not None and isinstance(declared, DeclaresAttention):
+            declared.attention_precision = AttentionPrecision(
                 name, recipe.attention, functions, Moment()
             )
 
