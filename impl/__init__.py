@@ -9,6 +9,7 @@ from jagbench.impl.kernels.mx_attention import mx_attention
 from jagbench.impl.kernels.mx_gdpa import mx_gdpa
 from jagbench.impl.kernels.mx_linear import mx_linear
 from jagbench.impl.kernels.mx_matmul import mx_matmul
+from jagbench.impl.kernels.mx_norm import mx_layer_norm, mx_norm_gradient, mx_rms_norm
 from jagbench.impl.kernels.norm_linear import norm_linear
 from jagbench.impl.kernels.pffn_block import pffn_block
 from jagbench.impl.kernels.rotary import rotary
@@ -24,9 +25,12 @@ __all__ = [
     "mx_attention",
     "mx_dequantize",
     "mx_gdpa",
+    "mx_layer_norm",
     "mx_linear",
     "mx_matmul",
+    "mx_norm_gradient",
     "mx_quantize",
+    "mx_rms_norm",
     "norm_linear",
     "pffn_block",
     "pin",

@@ -20,6 +20,7 @@ from jagbench.impl.kernels.hopper.forward_launch import (
 from jagbench.impl.kernels.mx_attention_compile_cases import CASES as MX_ATTENTION_CASES
 from jagbench.impl.kernels.mx_compile_cases import CASES as MX_CASES
 from jagbench.impl.kernels.mx_matmul_compile_cases import CASES as MX_PRODUCT_CASES
+from jagbench.impl.kernels.mx_norm_compile_cases import CASES as MX_NORM_CASES
 from jagbench.impl.kernels.norm_compile_cases import NORM_CASES
 from jagbench.impl.kernels.tiles import LAST, LAST_CAUSAL, PREFIX
 from jagbench.impl.kernels.tuning import Kernel, TileConfig, padded, table_config
@@ -435,4 +436,5 @@ CASES: tuple[CompileCase, ...] = (
     *MX_CASES,
     *MX_PRODUCT_CASES,
     *MX_ATTENTION_CASES,
+    *MX_NORM_CASES,
 )
