@@ -17,6 +17,7 @@ from jagbench.impl.kernels.hopper.forward_launch import (
     MAX_REGISTERS,
     forward_tiles,
 )
+from jagbench.impl.kernels.hopper.mx_product_compile_cases import CASES as MX_PRODUCT_CASES
 from jagbench.impl.kernels.mx_compile_cases import CASES as MX_CASES
 from jagbench.impl.kernels.norm_compile_cases import NORM_CASES
 from jagbench.impl.kernels.tiles import LAST, LAST_CAUSAL, PREFIX
@@ -431,4 +432,5 @@ CASES: tuple[CompileCase, ...] = (
     *BLOCK_CASES,
     *NORM_CASES,
     *MX_CASES,
+    *MX_PRODUCT_CASES,
 )
