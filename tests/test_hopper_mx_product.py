@@ -113,7 +113,7 @@ def test_arguments_that_do_not_fit_are_refused_with_their_numbers(change, words)
 
 @pytest.mark.skipif(HOPPER, reason="asks about other machines")
 def test_a_call_that_cannot_run_says_why():
-    with pytest.raises(NotImplementedError, match="interpreter|NVIDIA GPU|compute capability"):
+    with pytest.raises(NotImplementedError, match=r"interpreter|NVIDIA GPU|capability"):
         mx_product(*operands(4, 16, 64, ALONG_COLUMNS, ALONG_COLUMNS))
 
 

@@ -69,7 +69,7 @@ def scale_words(scales, line, inside, block, blocks, row_blocks, WORDS: gl.const
 
 
 @gluon.jit
-def powers(word, I: gl.constexpr):  # noqa: E741
+def powers(word, I: gl.constexpr):
     """2^(byte - 127) of byte I of words, fp32: 255 is NaN, 0 the subnormal 2^-127."""
     byte = (word >> (8 * I)) & 255
     bits = gl.where(byte == 0, 0x00400000, byte << 23)
@@ -78,7 +78,7 @@ def powers(word, I: gl.constexpr):  # noqa: E741
 
 @gluon.jit
 def producer(descs, memory, bars, scales, sizes, GROUPS: gl.constexpr, HALVES: gl.constexpr,
-             A_SQUARE: gl.constexpr, B_SQUARE: gl.constexpr, OVERLAP: gl.constexpr, WORDS: gl.constexpr):  # fmt: skip
+             A_SQUARE: gl.constexpr, B_SQUARE: gl.constexpr, WORDS: gl.constexpr):  # fmt: skip
     """Codes and scales of every stage of every tile, in order; four warps."""
     a_desc, b_desc, _out_desc = descs
     a_s, b_s, rows_s, columns_s, _out_s = memory
@@ -136,7 +136,7 @@ def _sums_layout():
 
 
 @gluon.jit
-def issue(a, b, I: gl.constexpr):  # noqa: E741
+def issue(a, b, I: gl.constexpr):
     """Start the partial product `[64, 128]` of block I of a stage."""
     zeros = gl.zeros([ROWS, COLUMNS], gl.float32, _sums_layout())
     left = a.slice(I * BLOCK, BLOCK, dim=1)
@@ -207,7 +207,7 @@ def put_both(desc, room, tile, row, column):
 
 @gluon.jit
 def consumer(W: gl.constexpr, descs, memory, bars, sizes, GROUPS: gl.constexpr,
-             HALVES: gl.constexpr, A_SQUARE: gl.constexpr, B_SQUARE: gl.constexpr, OVERLAP: gl.constexpr):  # fmt: skip
+             HALVES: gl.constexpr, B_SQUARE: gl.constexpr, OVERLAP: gl.constexpr):  # fmt: skip
     """Warpgroup W of GROUPS: its 64 rows of every tile."""
     _a_desc, _b_desc, out_desc = descs
     a_s, b_s, rows_s, columns_s, out_s = memory
@@ -275,12 +275,8 @@ def mx_product_kernel(
     A_LINES: gl.constexpr = 128 if GROUPS == 2 else 256
     B_LINES: gl.constexpr = HALVES * COLUMNS // BLOCK if B_SQUARE else HALVES * COLUMNS
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    a_s = gl.allocate_shared_memory(
-        a_desc.dtype, [GROUPS * STAGES, ROWS, DEPTH], a_desc.layout
-    )
-    b_s = gl.allocate_shared_memory(
-        b_desc.dtype, [HALVES * STAGES, COLUMNS, DEPTH], b_desc.layout
-    )
+    a_s = gl.allocate_shared_memory(a_desc.dtype, [GROUPS * STAGES, ROWS, DEPTH], a_desc.layout)
+    b_s = gl.allocate_shared_memory(b_desc.dtype, [HALVES * STAGES, COLUMNS, DEPTH], b_desc.layout)
     rows_s = gl.allocate_shared_memory(gl.float32, [BLOCKS * STAGES, A_LINES], PLAIN)
     columns_s = gl.allocate_shared_memory(gl.float32, [BLOCKS * STAGES, B_LINES], PLAIN)
     out_s = gl.allocate_shared_memory(out_desc.dtype, [GROUPS, ROWS, STORED], out_desc.layout)
@@ -296,9 +292,12 @@ def mx_product_kernel(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (consumer, (0, descs, memory, bars, sizes, GROUPS, HALVES, A_SQUARE, B_SQUARE, OVERLAP)),
-                (consumer, (1, descs, memory, bars, sizes, GROUPS, HALVES, A_SQUARE, B_SQUARE, OVERLAP)),
-                (producer, (descs, memory, bars, scales, sizes, GROUPS, HALVES, A_SQUARE, B_SQUARE, OVERLAP, WORDS)),
+                (consumer, (0, descs, memory, bars, sizes, GROUPS, HALVES, B_SQUARE, OVERLAP)),
+                (consumer, (1, descs, memory, bars, sizes, GROUPS, HALVES, B_SQUARE, OVERLAP)),
+                (
+                    producer,
+                    (descs, memory, bars, scales, sizes, GROUPS, HALVES, A_SQUARE, B_SQUARE, WORDS),
+                ),
             ],
             [4, 4],
             [240, 24],
@@ -306,10 +305,13 @@ def mx_product_kernel(
     else:
         gl.warp_specialize(
             [
-                (consumer, (0, descs, memory, bars, sizes, GROUPS, HALVES, A_SQUARE, B_SQUARE, OVERLAP)),
-                (consumer, (1, descs, memory, bars, sizes, GROUPS, HALVES, A_SQUARE, B_SQUARE, OVERLAP)),
-                (consumer, (2, descs, memory, bars, sizes, GROUPS, HALVES, A_SQUARE, B_SQUARE, OVERLAP)),
-                (producer, (descs, memory, bars, scales, sizes, GROUPS, HALVES, A_SQUARE, B_SQUARE, OVERLAP, WORDS)),
+                (consumer, (0, descs, memory, bars, sizes, GROUPS, HALVES, B_SQUARE, OVERLAP)),
+                (consumer, (1, descs, memory, bars, sizes, GROUPS, HALVES, B_SQUARE, OVERLAP)),
+                (consumer, (2, descs, memory, bars, sizes, GROUPS, HALVES, B_SQUARE, OVERLAP)),
+                (
+                    producer,
+                    (descs, memory, bars, scales, sizes, GROUPS, HALVES, A_SQUARE, B_SQUARE, WORDS),
+                ),
             ],
             [4, 4, 4],
             [160, 160, 32],
