@@ -16,9 +16,9 @@ from jagbench.impl.kernels.mx_launch import (
     Format,
     Matrices,
     MxTiles,
-    _words,
     converts,
     scale_rows_of,
+    words,
 )
 from jagbench.impl.kernels.mx_norm_kernels import mx_norm_gradient_kernel, mx_norm_kernel
 from jagbench.impl.kernels.tuning import note_used, padded
@@ -89,7 +89,7 @@ def launch_norm(
         source.tensor, weight, bias, codes.tensor, scales, *statistics, source.offsets,
         plan.eps, rows, end, features, scale_rows, source.batch, row_tiles,
         *source.tensor.stride()[:2], *codes.tensor.stride()[:2], *scales.stride()[:2],
-        *source.draw_strides, *_words(form.seed), CENTRED=plan.centred, **norm_constants(form),
+        *source.draw_strides, *words(form.seed), CENTRED=plan.centred, **norm_constants(form),
         CONVERT=converts(source.tensor.device, form), WHOLE=tiles.columns >= features,
         FULL=features % tiles.columns == 0,
         ROWS=tiles.rows, COLUMNS=tiles.columns, num_warps=tiles.num_warps,
