@@ -31,7 +31,7 @@ from jagbench.impl.kernels.mx_attention_operands import (
 )
 from jagbench.impl.kernels.mx_attention_tiles import block_scales, held, random_tile
 from jagbench.impl.kernels.mx_gdpa import mx_gdpa
-from jagbench.impl.kernels.mx_launch import _words
+from jagbench.impl.kernels.mx_launch import words
 from jagbench.mx import ALONG_COLUMNS, SQUARE, AttentionRecipe, Stream
 from jagbench.reference.draws import draws
 from jagbench.reference.mx_attention import mx_attention as true_attention
@@ -173,7 +173,7 @@ def test_what_registers_hold_is_what_the_codes_of_the_truth_stand_for(elem_dtype
     ):  # fmt: skip
         out = torch.empty_like(x, device=DEVICE)
         _held_kernel[(1,)](
-            x.to(DEVICE), out, *_words(RECIPE.seed), ROWS=128, COLUMNS=64, BR=block[0],
+            x.to(DEVICE), out, *words(RECIPE.seed), ROWS=128, COLUMNS=64, BR=block[0],
             STREAM=None if stream is None else int(stream), ACROSS=across, **constants,
         )  # fmt: skip
         random = None if stream is None else draws(RECIPE.seed, torch.arange(128), 64, stream)

@@ -89,9 +89,16 @@ def _walk(
             k, k_scales, k_first, k_blocks, first, k_len, kv_head, kv_heads, None,
             D, BLOCK_D, BLOCK_K, 32, 32, MANTISSA, BIAS_OF, WIDTH, OPERANDS, False,
         )  # fmt: skip
-        scores = score_scale * product_of_rows(
-            q_tile, q_scale, k_tile, k_scale, tl.minimum(first, 0).to(tl.float32), TYPE, OPERANDS
-        )
+        # Rounded before the maximum is subtracted: were the two contracted, the weight of a row's
+        # maximum would not be 1, and in mode "floor" its block's scale one code lower.
+        scores = tl.fma(
+            product_of_rows(
+                q_tile, q_scale, k_tile, k_scale, tl.minimum(first, 0).to(tl.float32), TYPE,
+                OPERANDS,
+            ),
+            score_scale,
+            0.0,
+        )  # fmt: skip
         if BIAS != 0:
             inside = (rows < q_len)[:, None] & (columns < k_len)[None, :]
             scores += pair_bias(
