@@ -19,8 +19,9 @@ from jagbench.impl.kernels.mx_launch import Format, MxTiles
 from jagbench.impl.kernels.mx_linear import mx_linear
 from jagbench.impl.kernels.mx_matmul import mx_matmul
 from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, BLOCKS, SQUARE, LinearRecipe, Stream
-from jagbench.reference import mx_matmul as truth
 from jagbench.reference.mx import mx_dequantize as truth_dequantize
+from jagbench.reference.mx_matmul import mx_linear as true_linear
+from jagbench.reference.mx_matmul import mx_matmul as true_matmul
 
 every_route = pytest.mark.parametrize("route", ["decode", "library"])
 
@@ -78,7 +79,7 @@ def test_a_weight_stored_by_rows_and_batches_are_views():
     right = codes_of(weight.mT.contiguous())
     found = mx_matmul(*left, right[0].mT, right[1].mT)
     there = [t.cpu() for t in (*left, right[0].mT, right[1].mT)]
-    torch.testing.assert_close(found.cpu(), truth.mx_matmul(*there))
+    torch.testing.assert_close(found.cpu(), true_matmul(*there))
 
 
 def test_parts_of_a_long_sum_are_added_and_rounded_once(monkeypatch):
@@ -226,7 +227,7 @@ def assert_like_the_truth(tensors, recipe, quality=100.0):
     """The truth on the same numbers in float64; rounding to the dtype costs what it costs."""
     found = results(mx_linear, *tensors, recipe)
     wide = [t.double().cpu() for t in tensors]
-    wanted = results(truth.mx_linear, *wide, recipe)
+    wanted = results(true_linear, *wide, recipe)
     limit = {torch.bfloat16: 52.0, torch.float16: 70.0}.get(tensors[0].dtype, quality)
     for name, own, true in zip(("out", "dx", "dw", "db"), found, wanted, strict=True):
         assert own.dtype == tensors[0].dtype
@@ -292,7 +293,7 @@ def test_strided_inputs_and_leading_dims_are_tokens():
 @pytest.mark.parametrize("sizes", [(0, 45, 37), (5, 0, 37), (5, 45, 0)])
 def test_empty_sizes_give_what_the_truth_gives(sizes, recipe):
     tensors = layer(*sizes)
-    wanted = results(truth.mx_linear, *(t.cpu() for t in tensors), recipe)
+    wanted = results(true_linear, *(t.cpu() for t in tensors), recipe)
     for own, true in zip(results(mx_linear, *tensors, recipe), wanted, strict=True):
         assert own.shape == true.shape
         torch.testing.assert_close(own, true)

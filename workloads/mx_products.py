@@ -45,7 +45,7 @@ ATTENTION = {
     "e2m1": Quantised("e2m1", "e2m1", gradient_rounding="nearest"),
 }
 #: Recipes of attention that a smoke run judges: an interpreter takes seconds for each.
-_SMOKE_RECIPES = ("default", "nearest", "floor", "e2m1")
+_SMOKE_RECIPES = ("default", "nearest", "floor", "e5m2-gradients", "e2m1")
 _TLX = "facebookexperimental/triton (TLX), MXFP8 attention: batch 4, 32 heads of 128"
 
 
