@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,10 +66,32 @@ def _runs_here(fault: Fault) -> bool:
     return not fault.needs_gpu or torch.cuda.is_available()
 
 
+def _half(fault: Fault) -> int:
+    """Which of two workers judges a fault: that of the right implementation's same test."""
+    return zlib.crc32("\n".join(_right(fault)).encode()) % 2
+
+
 @pytest.fixture(scope="module")
-def endings(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Request, Sequence[Ending]]:
+def halves(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[int], Mapping[Request, Sequence[Ending]]]:
+    """Judges a half of the faults, once a worker."""
+    return cache(lambda half: _judged(half, tmp_path_factory))
+
+
+@pytest.fixture
+def endings(
+    fault: Fault, halves: Callable[[int], Mapping[Request, Sequence[Ending]]]
+) -> Mapping[Request, Sequence[Ending]]:
+    """How the tests of a fault's half ended."""
+    return halves(_half(fault))
+
+
+def _judged(
+    half: int, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[Request, Sequence[Ending]]:
     """How every test ended, for each fault and for the right implementation, from one process."""
-    here = [fault for fault in FAULTS if _runs_here(fault)]
+    here = [fault for fault in FAULTS if _runs_here(fault) and _half(fault) == half]
     requests = list(dict.fromkeys([*map(_right, here), *map(_wrong, here)]))
     folder = tmp_path_factory.mktemp("wrong")
     asked, answered = folder / "requests.json", folder / "results.json"
@@ -94,7 +118,10 @@ def _cases(faults: Sequence[Fault], name: Callable[[Fault], str]) -> list[object
         pytest.param(
             fault,
             id=name(fault),
-            marks=pytest.mark.skipif(not _runs_here(fault), reason=f"GPU only: {fault.needs_gpu}"),
+            marks=[
+                pytest.mark.skipif(not _runs_here(fault), reason=f"GPU only: {fault.needs_gpu}"),
+                pytest.mark.xdist_group(f"wrong implementations {_half(fault)}"),
+            ],
         )
         for fault in faults
     ]

@@ -14,6 +14,8 @@ _MANY = 1 << 20
 #: 16 bytes a thread at once, in and out.
 _WIDE = ("LDG.E.128", "STG.E.128")
 _CONVERTS, _OLD = (90, 100, 120), (80,)
+#: Where what differs by layout alone is compiled.
+_FEW = (90, 120)
 
 
 def _counts(*names: str) -> dict[str, str]:
@@ -50,6 +52,8 @@ def _quantize(
         "ROWS": tiles.rows, "COLUMNS": tiles.columns,
     }  # fmt: skip
     architectures = ARCHITECTURES if not nearest else _CONVERTS if convert else _OLD
+    if offsets is not None or form.swizzled or form.hadamard or form.elem_dtype != "e4m3":
+        architectures = tuple(arch for arch in architectures if arch in _FEW)
     return CompileCase(
         name=f"mx_quantize-{tag}-{form.elem_dtype}{'-bits' * (nearest and not convert)}-{dtype}",
         kernel=f"{_MODULE}:mx_quantize_kernel",
