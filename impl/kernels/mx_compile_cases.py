@@ -51,7 +51,9 @@ def _quantize(
         **({"offsets": None} if offsets is None else {}), **form.constants, "CONVERT": convert,
         "ROWS": tiles.rows, "COLUMNS": tiles.columns,
     }  # fmt: skip
-    architectures = ARCHITECTURES if not nearest else _CONVERTS if convert else _OLD
+    architectures: tuple[int, ...] = (
+        ARCHITECTURES if not nearest else _CONVERTS if convert else _OLD
+    )
     if offsets is not None or form.swizzled or form.hadamard or form.elem_dtype != "e4m3":
         architectures = tuple(arch for arch in architectures if arch in _FEW)
     return CompileCase(
