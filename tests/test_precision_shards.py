@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -364,9 +365,10 @@ def test_layers_whose_shards_cut_blocks_are_all_named_and_none_is_changed():
 def shard_run(tmp_path_factory):
     """What each of two processes found, started once."""
     folder = tmp_path_factory.mktemp("ranks")
-    # Not from the worker's poisoned allocations: new interpreters.
+    # Of a server that imports once for both, which is most of the time.
+    multiprocessing.set_forkserver_preload(["shard_ranks"])
     context = torch.multiprocessing.start_processes(
-        ranks.run, (str(folder),), nprocs=RANKS, join=False, start_method="spawn"
+        ranks.run, (str(folder),), nprocs=RANKS, join=False, start_method="forkserver"
     )
     end = time.monotonic() + LIMIT
     try:

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from jagbench.impl.precision.layers import RecipeLinear
@@ -29,6 +26,11 @@ from jagbench.impl.precision.shards import (
     scales_shape,
 )
 from jagbench.mx import SQUARE
+
+if TYPE_CHECKING:
+    # As long to import as torch itself, and no use to whoever trains on one device.
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 _aten = torch.ops.aten
 #: What FSDP2 makes shards with, moves and copies them with: their results are gathered as codes
@@ -226,6 +228,8 @@ def form_of(layer: RecipeLinear) -> ShardFormat:
 
 def _reasons(layer: RecipeLinear, world_size: int, quantized_twice: bool) -> Iterator[str]:
     """Why a layer's weight cannot be gathered as codes."""
+    from torch.distributed.tensor import DTensor
+
     precision = layer.precision.precision
     if not isinstance(precision, LinearPrecision):
         yield "one scale for the whole weight is not of a shard"
