@@ -38,6 +38,8 @@ from jagbench.reference.mx_matmul import mx_linear
 
 #: Seconds after which the two processes are ended.
 LIMIT = 120
+#: Imported once for both; all but what lies in tests/, which the server does not find.
+PRELOADED = ["torch.distributed.fsdp", "jagbench.impl.precision", "jagbench.reference"]
 BLOCKS = pytest.mark.parametrize("block", [SQUARE, ALONG_COLUMNS], ids=["32x32", "1x32"])
 MODES = pytest.mark.parametrize("scale_mode", ["rceil", "floor", "ceil", "even"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -366,7 +368,7 @@ def shard_run(tmp_path_factory):
     """What each of two processes found, started once."""
     folder = tmp_path_factory.mktemp("ranks")
     # Of a server that imports once for both, which is most of the time.
-    multiprocessing.set_forkserver_preload(["shard_ranks"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     context = torch.multiprocessing.start_processes(
         ranks.run, (str(folder),), nprocs=RANKS, join=False, start_method="forkserver"
     )
