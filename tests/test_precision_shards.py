@@ -31,10 +31,10 @@ from jagbench.impl.precision import (
     recipe_named,
     rows_of_shards,
 )
+from jagbench.impl.precision.layers import OWN
 from jagbench.impl.precision.shards import Quantized
 from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, SQUARE
 from jagbench.reference.mx import mx_dequantize
-from jagbench.reference.mx_matmul import mx_linear
 
 #: Seconds after which the two processes are ended.
 LIMIT = 120
@@ -224,19 +224,24 @@ def test_a_number_at_the_end_of_the_range_rounds_to_infinity():
     assert torch.isposinf(values).all()
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8_wgrad_mx", "mxfp8_floor"])
-def test_a_layer_on_the_values_of_codes_has_the_bits_of_the_layer(recipe):
+@pytest.mark.parametrize(
+    ("recipe", "functions", "dtype"),
+    [("mxfp8", TRUTH, torch.bfloat16), ("mxfp8_wgrad_mx", TRUTH, torch.bfloat16),
+     ("mxfp8_floor", TRUTH, torch.bfloat16), ("mxfp8", OWN, torch.float32)],
+    ids=["default", "weight-gradient", "floor", "our-kernels"],
+)  # fmt: skip
+def test_a_layer_on_the_values_of_codes_has_the_bits_of_the_layer(recipe, functions, dtype):
     own = recipe_named(recipe).linear.recipe
-    w = weight(64, 96, torch.bfloat16)
-    how = ShardFormat.of(recipe_named(recipe).linear, TRUTH)
-    values = dequantize_weight(quantize_shard(w, how), how, torch.bfloat16)
+    w = weight(64, 96, dtype)
+    how = ShardFormat.of(recipe_named(recipe).linear, functions)
+    values = dequantize_weight(quantize_shard(w, how), how, dtype)
     assert not torch.equal(values, w)
     found = []
     for given in (w, values):
-        x = normal(40, 96, seed=2).bfloat16().requires_grad_()
+        x = normal(40, 96, seed=2).to(dtype).requires_grad_()
         given = given.requires_grad_()
-        y = mx_linear(x, given, recipe=own)
-        upstream = normal(40, 64, seed=4).bfloat16()
+        y = functions.linear(x, given, recipe=own)
+        upstream = normal(40, 64, seed=4).to(dtype)
         found.append((y, *torch.autograd.grad(y, (x, given), upstream)))
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
