@@ -24,7 +24,7 @@ WARNINGS = (
 )
 
 #: Expensive fixtures: the tests that share one stay on one worker of pytest-xdist.
-MADE_ONCE = ("endings", "shard_run", "wheel")
+MADE_ONCE = ("endings", "wheel")
 
 settings.register_profile(
     "jagbench",

@@ -1,4 +1,4 @@
-"""What two processes of gloo do for tests/test_precision_shards.py; each saves what it found."""
+"""What two processes of gloo do for tests/test_precision_gathers.py; each saves what it found."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from jagbench.impl.precision import (
     Functions,
@@ -28,7 +29,7 @@ from jagbench.impl.precision import (
     recipe_named,
     set_step,
 )
-from jagbench.mx import ALONG_COLUMNS, LinearRecipe
+from jagbench.mx import ALONG_COLUMNS, SQUARE, LinearRecipe
 from jagbench.reference.mx import mx_dequantize, mx_quantize
 from jagbench.reference.mx_attention import mx_attention
 from jagbench.reference.mx_gdpa import mx_gdpa
@@ -163,7 +164,7 @@ def gathered() -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class One:
-    """A linear layer of its own. form: of its weight's gather; None for as it is."""
+    """A linear layer of its own."""
 
     rows: int
     columns: int
@@ -181,7 +182,7 @@ class One:
 
 def payload(block: tuple[int, int]) -> int:
     """Bytes of one forward of a layer of 128 x 96, whose weight alone is gathered."""
-    recipe = SQUARES if block == (32, 32) else NARROW
+    recipe = SQUARES if block == SQUARE else NARROW
     layer = One(128, 96, recipe).layer()
     quantize_gathers(layer, RANKS, quantized_twice=True)
     fully_shard(layer)
@@ -217,11 +218,11 @@ def refusal(call: Callable[[], Any]) -> str:
     return "no error"
 
 
-def misaligned(rows: int, recipe: Recipe, kind: type[QuantizedGather] = QuantizedGather) -> str:
+def misaligned(rows: int, recipe: Recipe) -> str:
     """A forward of a layer whose weight was wrapped without a look at its rows."""
     layer = One(rows, 64, recipe).layer()
     form = ShardFormat(block=recipe.linear.recipe.weight_block, functions=TRUTH)
-    layer.weight = nn.Parameter(kind(layer.weight.detach(), form))
+    layer.weight = nn.Parameter(QuantizedGather(layer.weight.detach(), form))
     fully_shard(layer)
     return refusal(lambda: layer(torch.ones(4, 64)))
 
@@ -324,8 +325,6 @@ def changed_recipe() -> str:
 
 def other_dim() -> str:
     """A forward of a weight that FSDP2 was told to shard along its columns."""
-    from torch.distributed.tensor import Shard
-
     layer = One(64, 64).layer()
     quantize_gathers(layer, RANKS)
     fully_shard(layer, shard_placement_fn=lambda parameter: Shard(1))
@@ -341,23 +340,29 @@ def run(rank: int, folder: str) -> None:
         timeout=timedelta(seconds=30),
     )  # fmt: skip
     try:
-        found: Found = {name: sharded(rank, SQUARES, policy) for name, policy in POLICIES.items()}
-        found["kept"] = sharded(rank, SQUARES, POLICIES["bfloat16"], reshard_after_forward=False)
-        mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicate", "shard"))
-        found["hybrid"] = sharded(rank, SQUARES, POLICIES["bfloat16"], mesh=mesh)
-        for kind in WRONG:
-            found[kind.__name__] = sharded(rank, SQUARES, POLICIES["bfloat16"], wrapped_by(kind))
-        found["as it is"] = sharded(rank, SQUARES, POLICIES["bfloat16"], lambda layers: None)
-        found["payload"] = {block: payload(block) for block in ((32, 32), (1, 32))}
-        found["narrow"] = narrow()
-        found["stored"] = stored()
-        found["refused"] = {
+        torch.save(everything(rank), Path(folder) / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def everything(rank: int) -> Found:
+    """Trainings by name, and single layers."""
+    policy = POLICIES["bfloat16"]
+    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicate", "shard"))
+    return {
+        **{name: sharded(rank, SQUARES, own) for name, own in POLICIES.items()},
+        **{kind.__name__: sharded(rank, SQUARES, policy, wrapped_by(kind)) for kind in WRONG},
+        "kept": sharded(rank, SQUARES, policy, reshard_after_forward=False),
+        "hybrid": sharded(rank, SQUARES, policy, mesh=mesh),
+        "as it is": sharded(rank, SQUARES, policy, lambda layers: None),
+        "payload": {block: payload(block) for block in (SQUARE, ALONG_COLUMNS)},
+        "narrow": narrow(),
+        "stored": stored(),
+        "refused": {
             "misaligned": misaligned(96, SQUARES),
             "uneven": misaligned(63, NARROW),
             "autocast": under_autocast(),
             "recipe": changed_recipe(),
             "dim": other_dim(),
-        }
-        torch.save(found, Path(folder) / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+        },
+    }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_map_only
 
 from jagbench.impl.precision.layers import RecipeLinear
@@ -59,7 +60,7 @@ class QuantizedGather(Tensor):
         made: QuantizedGather = torch.Tensor._make_wrapper_subclass(
             cls, high.size(), strides=high.stride(), storage_offset=high.storage_offset(),
             dtype=high.dtype, layout=high.layout, device=high.device,
-        )  # type: ignore[attr-defined]  # fmt: skip
+        )  # fmt: skip
         return made
 
     def __init__(self, high: Tensor, form: ShardFormat) -> None:
@@ -80,7 +81,7 @@ class QuantizedGather(Tensor):
         return QuantizedGather(inner["high"], form)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """The operation on the values; see `_KEEPING`."""
@@ -133,7 +134,7 @@ class QuantizedGather(Tensor):
         with it. Raises ValueError for scales that are not of the codes.
         """
         codes, scales = all_gather_outputs
-        wanted = scales_shape(*codes.shape, self.form.block)
+        wanted = scales_shape(codes.shape[0], codes.shape[1], self.form.block)
         if tuple(scales.shape) != wanted:
             raise ValueError(
                 f"scales of codes {tuple(codes.shape)} in blocks {self.form.block} must be "
@@ -143,7 +144,7 @@ class QuantizedGather(Tensor):
         if out is None:
             return weight, (weight,)
         # Autograd saved the weight in the forward; these are the same values.
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+        with torch.no_grad(), _unsafe_preserve_version_counter(out):
             out.copy_(weight)
         return None
 
@@ -166,19 +167,7 @@ def quantize_gathers(
     shards that are no whole blocks; a product that reads the weight unquantised, or quantised
     otherwise; a scale for the whole tensor; a weight shared with another kind of layer or sharded.
     """
-    layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, RecipeLinear)
-    }
-    for pattern in keep:
-        if not any(fnmatchcase(name, pattern) for name in layers):
-            raise ValueError(f"keep {pattern!r} matches none of {len(layers)}: {', '.join(layers)}")
-    chosen = {
-        name: layer
-        for name, layer in layers.items()
-        if not any(fnmatchcase(name, pattern) for pattern in keep)
-    }
-    if not chosen:
-        raise ValueError("no layer of the model is under a recipe and not kept: apply one first")
+    chosen = _chosen(model, keep)
     reasons = [
         f"{name}: {reason}"
         for name, layer in chosen.items()
@@ -189,7 +178,7 @@ def quantize_gathers(
         raise ValueError(
             f"{len(reasons)} reasons against gathering weights as codes: {'; '.join(reasons)}"
         )
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    made: dict[Tensor, nn.Parameter] = {}
     for layer in chosen.values():
         old = layer.weight
         if old not in made:
@@ -200,7 +189,8 @@ def quantize_gathers(
 
 def plain_gathers(model: nn.Module) -> tuple[str, ...]:
     """Take `quantize_gathers` back, before `fully_shard`; returns the names of the weights."""
-    found, made = [], dict[nn.Parameter, nn.Parameter]()
+    found: list[str] = []
+    made: dict[Tensor, nn.Parameter] = {}
     for prefix, module in model.named_modules():
         for own, old in list(module.named_parameters(recurse=False)):
             if isinstance(old, QuantizedGather):
@@ -214,7 +204,7 @@ def _plain(weight: Tensor) -> Tensor:
     return own.high if isinstance(own, QuantizedGather) else own
 
 
-def _parameter(values: Tensor, old: nn.Parameter) -> nn.Parameter:
+def _parameter(values: Tensor, old: Tensor) -> nn.Parameter:
     return nn.Parameter(values, requires_grad=old.requires_grad)
 
 
@@ -224,6 +214,24 @@ def form_of(layer: RecipeLinear) -> ShardFormat:
     if not isinstance(own.precision, LinearPrecision):
         raise ValueError(f"{own.layer}: one scale for the whole weight is not of a shard")
     return ShardFormat.of(own.precision, own.functions)
+
+
+def _chosen(model: nn.Module, keep: tuple[str, ...]) -> dict[str, RecipeLinear]:
+    """Layers under a recipe whose names match no pattern of `keep`."""
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, RecipeLinear)
+    }
+    for pattern in keep:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            raise ValueError(f"keep {pattern!r} matches none of {len(layers)}: {', '.join(layers)}")
+    chosen = {
+        name: layer
+        for name, layer in layers.items()
+        if not any(fnmatchcase(name, pattern) for pattern in keep)
+    }
+    if not chosen:
+        raise ValueError("no layer of the model is under a recipe and not kept: apply one first")
+    return chosen
 
 
 def _reasons(layer: RecipeLinear, world_size: int, quantized_twice: bool) -> Iterator[str]:
