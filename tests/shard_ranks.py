@@ -348,12 +348,15 @@ def run(rank: int, folder: str) -> None:
 def everything(rank: int) -> Found:
     """Trainings by name, and single layers."""
     policy = POLICIES["bfloat16"]
-    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicate", "shard"))
+    names = ("replicate", "shard")
+    hybrid = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=names)
+    copies = init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=names)
     return {
         **{name: sharded(rank, SQUARES, own) for name, own in POLICIES.items()},
         **{kind.__name__: sharded(rank, SQUARES, policy, wrapped_by(kind)) for kind in WRONG},
         "kept": sharded(rank, SQUARES, policy, reshard_after_forward=False),
-        "hybrid": sharded(rank, SQUARES, policy, mesh=mesh),
+        "hybrid": sharded(rank, SQUARES, policy, mesh=hybrid),
+        "copies": sharded(rank, SQUARES, policy, mesh=copies),
         "as it is": sharded(rank, SQUARES, policy, lambda layers: None),
         "payload": {block: payload(block) for block in (SQUARE, ALONG_COLUMNS)},
         "narrow": narrow(),
@@ -361,6 +364,7 @@ def everything(rank: int) -> Found:
         "refused": {
             "misaligned": misaligned(96, SQUARES),
             "uneven": misaligned(63, NARROW),
+            "empty": misaligned(1, NARROW),
             "autocast": under_autocast(),
             "recipe": changed_recipe(),
             "dim": other_dim(),

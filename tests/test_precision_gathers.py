@@ -212,7 +212,7 @@ def differing(found: list[dict], name: str, wanted: dict) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("float32", "float32"), ("bfloat16", "bfloat16"), ("kept", "bfloat16"),
-     ("hybrid", "bfloat16"), ("as it is", "bfloat16")],
+     ("hybrid", "bfloat16"), ("copies", "bfloat16"), ("as it is", "bfloat16")],
 )  # fmt: skip
 def test_training_with_gathered_codes_is_training_in_one_process_bit_for_bit(
     shard_run, whole, name, dtype
@@ -263,6 +263,7 @@ def test_blocks_of_a_row_have_the_forward_of_one_process_and_the_gradient_of_the
     [
         ("misaligned", "96 rows over 2 ranks has shards of 48 rows; blocks of 32 x 32"),
         ("uneven", "63 rows over 2 ranks has shards of 32 rows and fewer; blocks of 1 x 32"),
+        ("empty", "1 rows over 2 ranks has shards of 1 rows and fewer; blocks of 1 x 32"),
         ("autocast", "MixedPrecisionPolicy(param_dtype=torch.bfloat16)"),
         ("recipe", "its recipe was changed since"),
         ("dim", "along dim 0, in shards of (32, 64); got (64, 32)"),

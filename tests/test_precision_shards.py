@@ -129,7 +129,7 @@ def test_shards_that_cut_squares_would_not_join_to_the_whole():
 
 @pytest.mark.parametrize(
     ("rows", "world_size", "block", "wanted"),
-    [(128, 2, SQUARE, 64), (96, 3, SQUARE, 32), (32, 1, SQUARE, 32), (70, 2, ALONG_COLUMNS, 35)],
+    [(128, 2, SQUARE, 64), (96, 3, SQUARE, 32), (31, 1, SQUARE, 31), (70, 2, ALONG_COLUMNS, 35)],
 )
 def test_shards_of_whole_blocks_have_equal_rows(rows, world_size, block, wanted):
     assert rows_of_shards(rows, world_size, block) == wanted
@@ -139,7 +139,7 @@ def test_shards_of_whole_blocks_have_equal_rows(rows, world_size, block, wanted)
     ("rows", "world_size", "block", "says"),
     [
         (96, 2, SQUARE, "96 rows over 2 ranks has shards of 48 rows; .* 32 x 32 .* 64 or 128"),
-        (31, 1, SQUARE, "31 rows over 1 ranks .* 32: 32 rows would do"),
+        (31, 2, SQUARE, "31 rows over 2 ranks .* 32: 64 rows would do"),
         (160, 2, SQUARE, "shards of 80 rows; .* 128 or 192 rows"),
         (127, 4, SQUARE, "shards of 32 rows and fewer; .* 128 rows would do"),
         (63, 2, ALONG_COLUMNS, "63 rows over 2 ranks has shards of 32 rows and fewer; .* 62 or 64"),

@@ -102,12 +102,14 @@ class QuantizedGather(Tensor):
         outer_stride: tuple[int, ...],
         module: nn.Module,
         mp_policy: MixedPrecisionPolicy,
-    ) -> tuple[tuple[Tensor, Tensor], None]:
+    ) -> tuple[tuple[Tensor, ...], None]:
         """Codes and scales of this rank's shard, after the policy's `param_dtype`.
 
         Rounded to that dtype first, since a layer that gathers the weight and quantises it then
-        sees it so. Raises ValueError, on all ranks alike, for shards that are no whole blocks, a
-        module that is not under the format's recipe, and an autocast to another dtype.
+        sees it so. A rank alone sends nothing, and FSDP2 hands on the first tensor only: that is
+        then the values of the codes. Raises ValueError, on all ranks alike, for shards that are no
+        whole blocks, a module that is not under the format's recipe, and an autocast to another
+        dtype.
         """
         rows = rows_of_shards(outer_size[0], mesh.size(), self.form.block)
         if tuple(self.shape) != (rows, *outer_size[1:]):
@@ -118,7 +120,10 @@ class QuantizedGather(Tensor):
         dtype = mp_policy.param_dtype or self.dtype
         _check_module(module, self.form)
         _check_autocast(self.device.type, dtype)
-        return quantize_shard(self.high.to(dtype), self.form), None
+        found = quantize_shard(self.high.to(dtype), self.form)
+        if mesh.size() == 1:
+            return (dequantize_weight(found, self.form, dtype),), None
+        return found, None
 
     def fsdp_post_all_gather(
         self,
@@ -133,6 +138,9 @@ class QuantizedGather(Tensor):
         out: the weight of an earlier gather, to be written again. Returns it, and what FSDP2 frees
         with it. Raises ValueError for scales that are not of the codes.
         """
+        if len(all_gather_outputs) == 1:
+            # FSDP2 has written it already, where `out` lies too.
+            return None if out is not None else (all_gather_outputs[0], all_gather_outputs)
         codes, scales = all_gather_outputs
         wanted = scales_shape(codes.shape[0], codes.shape[1], self.form.block)
         if tuple(scales.shape) != wanted:

@@ -65,12 +65,13 @@ def rows_of_shards(rows: int, world_size: int, block: Block) -> int:
 
     Raises ValueError, the same on every rank, unless all shards have equally many rows and these
     are whole blocks. FSDP2 pads the last shards of an uneven weight and asks for gathered tensors
-    of the padded shape, which scales do not have: so uneven shards are refused for 1 x 32 too.
+    of the padded shape, which scales do not have: so uneven shards are refused for 1 x 32 too. One
+    rank has the whole weight, of any size.
     """
     if rows < 0 or world_size < 1:
         raise ValueError(f"no shards of {rows} rows over {world_size} ranks")
     step = world_size * block[0]
-    if rows % step == 0:
+    if world_size == 1 or rows % step == 0:
         return rows // world_size
     # torch.chunk: the first ranks have the quotient rounded up.
     most = -(-rows // world_size)
