@@ -14,6 +14,8 @@ from jagbench.reference.mx import mx_dequantize, mx_quantize
 from jagbench.reference.mx_attention import mx_attention
 from jagbench.reference.mx_gdpa import mx_gdpa
 from jagbench.reference.mx_matmul import mx_linear, mx_matmul
+from jagbench.reference.mx_norm import mx_norm
+from jagbench.reference.mx_norm_operator import MX_NORM
 from jagbench.reference.mx_operator import MX_QUANTIZE
 from jagbench.reference.mx_products import MX_ATTENTION, MX_GDPA, MX_LINEAR, MX_MATMUL
 from jagbench.reference.norm_linear import NORM_LINEAR, norm_linear
@@ -32,6 +34,7 @@ OPERATORS: Mapping[str, Operator] = {
         NORM_LINEAR,
         PFFN_BLOCK,
         MX_QUANTIZE,
+        MX_NORM,
         MX_LINEAR,
         MX_ATTENTION,
         MX_GDPA,
@@ -49,6 +52,7 @@ __all__ = [
     "mx_gdpa",
     "mx_linear",
     "mx_matmul",
+    "mx_norm",
     "mx_quantize",
     "norm_linear",
     "pffn_block",

@@ -30,6 +30,7 @@ MODULES = (
     "norms",
     "blocks_of_pffn",
     "quantisers",
+    "norm_quantisers",
     "products",
 )
 #: What the suite's own assertions raise.

@@ -13,6 +13,7 @@ from jagbench.workloads.blocks import blocks
 from jagbench.workloads.comparison import comparison, tagged
 from jagbench.workloads.features import features
 from jagbench.workloads.ladder import ladder
+from jagbench.workloads.mx_norm import mx_norms
 from jagbench.workloads.mx_products import products
 from jagbench.workloads.mx_quantize import quantisations
 from jagbench.workloads.norms import norms
@@ -31,6 +32,7 @@ def _all() -> Iterator[Workload]:
     yield from norms()
     yield from pffn()
     yield from quantisations()
+    yield from mx_norms()
     yield from products()
 
 

@@ -7,6 +7,7 @@ from wrong.fault import Fault
 from wrong.fault import on_workloads as _on
 from wrong.mx_faults import MX_FAULTS
 from wrong.norm_faults import NORM_FAULTS
+from wrong.norm_quantiser_faults import NORM_QUANTISER_FAULTS
 from wrong.pffn_faults import PFFN_FAULTS
 from wrong.product_faults import PRODUCT_FAULTS
 
@@ -442,5 +443,6 @@ FAULTS: tuple[Fault, ...] = (
     *NORM_FAULTS,
     *PFFN_FAULTS,
     *MX_FAULTS,
+    *NORM_QUANTISER_FAULTS,
     *PRODUCT_FAULTS,
 )
