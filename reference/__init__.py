@@ -18,6 +18,8 @@ from jagbench.reference.mx_norm import mx_norm
 from jagbench.reference.mx_norm_operator import MX_NORM
 from jagbench.reference.mx_operator import MX_QUANTIZE
 from jagbench.reference.mx_products import MX_ATTENTION, MX_GDPA, MX_LINEAR, MX_MATMUL
+from jagbench.reference.mx_projection import mx_projection
+from jagbench.reference.mx_projection_operator import MX_PROJECTION
 from jagbench.reference.norm_linear import NORM_LINEAR, norm_linear
 from jagbench.reference.pffn_block import PFFN_BLOCK, pffn_block
 from jagbench.reference.rotary import ROTARY, rotary
@@ -35,6 +37,7 @@ OPERATORS: Mapping[str, Operator] = {
         PFFN_BLOCK,
         MX_QUANTIZE,
         MX_NORM,
+        MX_PROJECTION,
         MX_LINEAR,
         MX_ATTENTION,
         MX_GDPA,
@@ -53,6 +56,7 @@ __all__ = [
     "mx_linear",
     "mx_matmul",
     "mx_norm",
+    "mx_projection",
     "mx_quantize",
     "norm_linear",
     "pffn_block",

@@ -16,7 +16,7 @@ from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, SQUARE
 from jagbench.reference import OPERATORS, mx_norm
 from jagbench.reference.mx import mx_quantize
 from jagbench.reference.mx_norm import mx_layer_norm, mx_rms_norm
-from jagbench.reference.mx_norm_operator import relative_error
+from jagbench.reference.mx_computed import relative_error
 from jagbench.work import work
 
 NORM = OPERATORS["mx_norm"]

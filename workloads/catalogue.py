@@ -15,6 +15,7 @@ from jagbench.workloads.features import features
 from jagbench.workloads.ladder import ladder
 from jagbench.workloads.mx_norm import mx_norms
 from jagbench.workloads.mx_products import products
+from jagbench.workloads.mx_projection import mx_projections
 from jagbench.workloads.mx_quantize import quantisations
 from jagbench.workloads.norms import norms
 from jagbench.workloads.pffn import pffn
@@ -33,6 +34,7 @@ def _all() -> Iterator[Workload]:
     yield from pffn()
     yield from quantisations()
     yield from mx_norms()
+    yield from mx_projections()
     yield from products()
 
 

@@ -20,6 +20,7 @@ from jagbench.workload import Recipe, Workload
 from jagbench.workloads.attention import OPERATOR_NAMES, AttentionRecipe
 from jagbench.workloads.lengths import Explicit
 from jagbench.workloads.mx_norm import MxNormRecipe
+from jagbench.workloads.mx_projection import MxProjectionRecipe
 from jagbench.workloads.mx_quantize import QuantizeRecipe
 from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import BY_POSITION, BlockRecipe, RotaryRecipe
@@ -79,7 +80,7 @@ def replay(
         purposes=frozenset({"conformance", "full"}),
         tags=frozenset({"replay"}),
         source=path.name,
-        differentiable=operator not in ("mx_quantize", "mx_norm"),
+        differentiable=operator not in ("mx_quantize", "mx_norm", "mx_projection"),
     )
 
 
@@ -121,9 +122,14 @@ def _packed(
         return NormLinearRecipe(len(lengths), width, width, law)
     if operator == "mx_norm":
         return MxNormRecipe(len(lengths), heads * qk_dim, law)
+    if operator == "mx_projection":
+        return MxProjectionRecipe(
+            len(lengths), heads * qk_dim, heads * qk_dim, law, "none", heads, block=SQUARE
+        )
     if operator == "mx_quantize":
         return QuantizeRecipe(len(lengths), heads * qk_dim, law, block=SQUARE)
-    packed = ("block_attention", "rotary", "norm_linear", "pffn_block", "mx_quantize", "mx_norm")
+    packed = ("block_attention", "rotary", "norm_linear", "pffn_block", "mx_quantize", "mx_norm",
+              "mx_projection")  # fmt: skip
     known = (*OPERATOR_NAMES, *packed)
     raise ValueError(f"operator must be one of {known}, got {operator!r}")
 
