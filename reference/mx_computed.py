@@ -1,4 +1,4 @@
-"""The truth of codes of numbers that an operator has computed, and what an order of sums leaves open.
+"""The truth of codes of computed numbers, and what an order of sums leaves open.
 
 An implementation computes in float32, so a number may come to the other side of a rounding boundary
 than the truth's. The truth is float64 and bounds the error of every number; a code is right if a
@@ -31,8 +31,8 @@ _SOUND = 2.0**-12
 #: Roundoffs of what is done with a sum, beside those of the sum.
 ROUNDOFFS = 8.0
 
-#: Of a call and rows of x: the numbers to quantise, `[rows, ..., columns]` in float64, and the error
-#: that float32 (float64 for float64) may make in each.
+#: Of a call and rows of x: the numbers to quantise, `[rows, ..., columns]` in float64, and the
+#: error that float32 (float64 for float64) may make in each.
 Compute = Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -109,7 +109,7 @@ class _Truth:
 
 
 def pieces(inputs: Inputs, columns: int, elements: int, compute: Compute) -> Iterator[CodePiece]:
-    """Codes and scales of a call, of about so many elements; columns: elements of a row of codes."""
+    """Codes and scales of a call in pieces of about so many elements; columns: of a row of codes."""
     x, blocks, offsets = inputs.tensors()["x"], blocks_of(inputs), inputs.offsets("offsets")
     if offsets is None and x.dim() != 2:
         yield _whole(inputs, blocks, compute)

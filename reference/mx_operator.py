@@ -89,6 +89,7 @@ class Rows:
 
 
 def rows_in_blocks(offsets: Tensor, tall: int) -> Rows:
+    """Rows of every sequence, filled up to whole blocks of `tall` rows."""
     starts, lengths = offsets.long()[:-1], offsets.diff().long()
     which = torch.arange(len(lengths), device=offsets.device)
     filled = (lengths + tall - 1) // tall * tall

@@ -32,7 +32,7 @@ def mx_projection(
     x `[rows, features]`, or `[total, features]` with offsets; weight `[out_features, features]` in
     x's dtype; bias `[out_features]` in x's dtype or float32, or None.
     heads: columns of the result are those of so many heads, each a matrix of its own: codes are
-        `[total, heads, out_features / heads]`. More than one need offsets and heads of whole blocks.
+        `[total, heads, out_features / heads]`. Several need offsets and heads of whole blocks.
     block: (1, 32) or (32, 32). All else, codes and scales too, as in `mx_quantize` of the result.
 
     Raises ValueError for arguments that do not fit, with their numbers.

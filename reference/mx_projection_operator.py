@@ -1,4 +1,4 @@
-"""mx_projection as an operator: its cost, and its truth in float64 with the error float32 may make."""
+"""mx_projection as an operator: its cost, and its truth with the error that float32 may make."""
 
 from __future__ import annotations
 

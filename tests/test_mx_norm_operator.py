@@ -15,8 +15,8 @@ from jagbench.inputs import Inputs
 from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, SQUARE
 from jagbench.reference import OPERATORS, mx_norm
 from jagbench.reference.mx import mx_quantize
-from jagbench.reference.mx_norm import mx_layer_norm, mx_rms_norm
 from jagbench.reference.mx_computed import relative_error
+from jagbench.reference.mx_norm import mx_layer_norm, mx_rms_norm
 from jagbench.work import work
 
 NORM = OPERATORS["mx_norm"]
@@ -133,9 +133,7 @@ def test_no_more_than_one_code_in_a_thousand_may_be_a_step_off():
     assert verdict.ok
     codes[3, 0] = codes[0, 0]
     verdict = judge_codes(inputs, dict(outcome, codes=codes))[0]
-    assert verdict.problem == (
-        "4 of 2048 codes are a step beside the truth's, at most 3 may be"
-    )
+    assert verdict.problem == ("4 of 2048 codes are a step beside the truth's, at most 3 may be")
 
 
 def test_a_scale_beside_its_boundary_may_be_either_with_codes_of_its_own():

@@ -138,9 +138,7 @@ def test_infinite_weights_reach_no_block_without_rows():
     x, weight, _ = operands(20, 32, 64)
     weight[3, 5] = torch.inf
     offsets = offsets_of([7, 0, 4])
-    assert_bits(
-        ours(x, weight, offsets, block=SQUARE), reference(x, weight, offsets, block=SQUARE)
-    )
+    assert_bits(ours(x, weight, offsets, block=SQUARE), reference(x, weight, offsets, block=SQUARE))
 
 
 def test_strided_operands_mean_what_their_copies_mean():

@@ -31,6 +31,7 @@ MODULES = (
     "blocks_of_pffn",
     "quantisers",
     "norm_quantisers",
+    "projections",
     "products",
 )
 #: What the suite's own assertions raise.

@@ -190,13 +190,9 @@ def _large() -> Iterator[Workload]:
                 1024, _FEATURES, UniformFill(0.5, 2048), norm, eps, "values", bias, block=block
             )
             yield _workload(f"{name}-jagged-history", packed, _FULL, "production", COMPARISON)
-            wide = MxNormRecipe(
-                None, 4096, Fixed(1 << 17), norm, eps, "values", bias, block=block
-            )
+            wide = MxNormRecipe(None, 4096, Fixed(1 << 17), norm, eps, "values", bias, block=block)
             yield _workload(f"{name}-m131072-k4096", wide, _FULL, "production")
-            twin = MxNormRecipe(
-                3, 96, UniformFill(0.5, 60), norm, eps, "values", bias, block=block
-            )
+            twin = MxNormRecipe(3, 96, UniformFill(0.5, 60), norm, eps, "values", bias, block=block)
             yield _workload(f"{name}-smoke", twin, _TWIN, "production", COMPARISON)
 
 

@@ -18,7 +18,7 @@ from jagbench.impl.kernels.mx_projection_kernels import mx_projection_kernel
 from jagbench.impl.kernels.tuning import note_used, padded
 from jagbench.mx import BLOCK_SIZE
 
-# By the bytes of an element; not swept yet. Three stages of both operands fit the 99 KiB of the smallest GPUs.
+# By the bytes of an element; not swept yet. Three stages fit the 99 KiB of the smallest GPUs.
 _TABLE = {2: ProductTiles(128, 128, 64, 8, 3), 4: ProductTiles(64, 64, 32, 4, 3)}
 _INTERPRETED = ProductTiles(256, 256, 512, 4, 1)
 

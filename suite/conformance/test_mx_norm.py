@@ -69,9 +69,7 @@ def test_eps_is_added_to_the_mean_square_under_the_root(candidate: Candidate, bl
 
 
 @OF_EITHER_NORM
-def test_the_size_of_a_row_reaches_no_scale(
-    candidate: Candidate, norm: str, check: Check
-) -> None:
+def test_the_size_of_a_row_reaches_no_scale(candidate: Candidate, norm: str, check: Check) -> None:
     """Rows 2^6 times as large, or as small, have the scales of the others: of what was normed."""
     x = normal(candidate, 40, 96)
     quiet = codes_of(candidate, x, norm=norm, eps=0.0)[1]

@@ -63,4 +63,3 @@ class NormQuantiser:
             normed, offsets, elem_dtype=elem_dtype, block=block, scale_mode=scale_mode,
             rounding=rounding, seed=seed,
         )  # fmt: skip
-
