@@ -64,7 +64,7 @@ class _Truth:
     def compare(
         self, codes: Tensor, scales: Tensor, wanted: Tensor, wanted_scales: Tensor
     ) -> tuple[Comparison, Comparison]:
-        """Verdict on codes and scales found; codes are those of the scale found if it is right."""
+        """Verdict on codes and scales found; codes go by the scale found, if that is right."""
         bounds = (self.values.abs() - self.error).clamp(min=0), self.values.abs() + self.error
         low, high = (
             scale_codes(
@@ -109,7 +109,7 @@ class _Truth:
 
 
 def pieces(inputs: Inputs, columns: int, elements: int, compute: Compute) -> Iterator[CodePiece]:
-    """Codes and scales of a call in pieces of about so many elements; columns: of a row of codes."""
+    """Codes and scales of a call in pieces of so many elements or so; columns: of a row of codes."""
     x, blocks, offsets = inputs.tensors()["x"], blocks_of(inputs), inputs.offsets("offsets")
     if offsets is None and x.dim() != 2:
         yield _whole(inputs, blocks, compute)
