@@ -109,7 +109,7 @@ class _Truth:
 
 
 def pieces(inputs: Inputs, columns: int, elements: int, compute: Compute) -> Iterator[CodePiece]:
-    """Codes and scales of a call in pieces of so many elements or so; columns: of a row of codes."""
+    """Codes and scales of a call, about so many elements a piece; columns: of a row of codes."""
     x, blocks, offsets = inputs.tensors()["x"], blocks_of(inputs), inputs.offsets("offsets")
     if offsets is None and x.dim() != 2:
         yield _whole(inputs, blocks, compute)
