@@ -69,5 +69,6 @@ MX_NORM = Operator(
     flops=mx_norm_flops,
     bytes_moved=mx_quantize_bytes,
     codes=Codes(output_shapes, output_rows, truth, SHARE),
+    quantised=True,
     paper="arXiv 1910.07467 and 1607.06450; OCP Microscaling Formats (MX) Specification 1.0",
 )

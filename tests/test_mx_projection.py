@@ -68,7 +68,7 @@ def test_every_type_and_mode_has_the_codes_of_the_truth(elem_dtype, mode):
 
 
 @SHAPES
-@pytest.mark.parametrize("lengths", [[], [0, 0], [1] * 40, [31, 1, 32, 0, 33, 3, 200]], ids=str)
+@pytest.mark.parametrize("lengths", [[], [0, 0], [1] * 9, [31, 1, 0, 33, 100]], ids=str)
 def test_tiles_of_several_blocks_find_their_sequences(lengths, block, monkeypatch):
     tiles = ProductTiles(128, 32, 16, 4, 1)
     monkeypatch.setattr(mx_projection_launch, "_INTERPRETED", tiles)

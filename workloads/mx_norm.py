@@ -35,6 +35,7 @@ _SMOKE = frozenset({"smoke", "conformance", "full"})
 _DEVICE = frozenset({"conformance", "full"})
 _FULL = frozenset({"full"})
 _TWIN = frozenset({"smoke", "conformance"})
+_CONFORMANCE = frozenset({"conformance"})
 _NORMAL = Normal()
 _BLOCKS = (ALONG_COLUMNS, SQUARE)
 _NORMS: tuple[tuple[NormName, float], ...] = (("rms", 1e-6), ("layer", 1e-5))
@@ -193,7 +194,8 @@ def _large() -> Iterator[Workload]:
             wide = MxNormRecipe(None, 4096, Fixed(1 << 17), norm, eps, "values", bias, block=block)
             yield _workload(f"{name}-m131072-k4096", wide, _FULL, "production")
             twin = MxNormRecipe(3, 96, UniformFill(0.5, 60), norm, eps, "values", bias, block=block)
-            yield _workload(f"{name}-smoke", twin, _TWIN, "production", COMPARISON)
+            small = _TWIN if (norm == "rms") == (block == ALONG_COLUMNS) else _CONFORMANCE
+            yield _workload(f"{name}-smoke", twin, small, "production", COMPARISON)
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -235,13 +237,19 @@ _ROWS_OF_OPTIONS = (
 )  # fmt: skip
 
 
+#: Rows of options that a CPU runs.
+_SMALL = (0, 1, 2, 3, 5, 8, 9)
+
+
 def _features() -> Iterator[Workload]:
     """Every row of options, tiny and moderate, and production-like histories."""
-    for row in _ROWS_OF_OPTIONS:
+    for number, row in enumerate(_ROWS_OF_OPTIONS):
         parts = [row.norm, _name(row.block), row.elem_dtype, row.scale_mode, f"k{row.features}"]
         parts += ["stochastic"] if row.stochastic else []
         name = "-".join([*parts, row.law or "dense"])
-        yield _workload(name, _drawn(row, 0), _SMOKE, "feature")
+        # In an interpreter half of them: each norm, block, element type and mode.
+        small = _SMOKE if number in _SMALL else _DEVICE
+        yield _workload(name, _drawn(row, 0), small, "feature")
         yield _workload(f"{name}-moderate", _drawn(row, 1), _DEVICE, "feature")
     law = LogNormal(800, 1.0, 16, 8192)
     for norm, eps in _NORMS:
@@ -284,12 +292,15 @@ _LENGTHS: tuple[tuple[str, tuple[int, ...], int, bool], ...] = (
 )
 
 
+_EDGES_OF_A_CPU = ("first-and-last-sequence-empty", "padding-past-the-last-offset")
+
+
 def _edges() -> Iterator[Workload]:
     """Every edge: on a CPU of squares under LayerNorm, whose bias reaches rows of zeros."""
     for name, lengths, padding, int32 in _LENGTHS:
         kind: OffsetsType = "int32" if int32 else "int64"
         for norm, block in (("layer", SQUARE), ("rms", SQUARE), ("layer", ALONG_COLUMNS)):
-            first = norm == "layer" and block == SQUARE
+            first = norm == "layer" and block == SQUARE and name in _EDGES_OF_A_CPU
             recipe = MxNormRecipe(
                 len(lengths), 40, Explicit(lengths), "layer" if norm == "layer" else "rms", 1e-5,
                 "values", "values" if norm == "layer" else "none", block=block, padding=padding,
@@ -312,22 +323,24 @@ def _values() -> Iterator[Workload]:
     """
     laws: tuple[tuple[str, ValueLaw], ...] = (
         ("rows-of-zeros", RowsOfZeros()),
-        ("constant-rows", ConstantRows()),
         ("larger-offset", LargeOffset(1000)),
         ("not-numbers", NotNumbers()),
+        ("constant-rows", ConstantRows()),
         ("heavy-tailed", HeavyTailed()),
     )
     for number, (name, values) in enumerate(laws):
         for turn, (norm, eps) in enumerate(_NORMS):
-            block = _BLOCKS[(number + turn) % 2]
+            block = _BLOCKS[(number // 2 + turn) % 2]
             weight: ParameterType = "values"
             if isinstance(values, ConstantRows | LargeOffset):
                 weight = "none"
             small = MxNormRecipe(
                 3, 96, Explicit((30, 0, 41)), norm, eps, weight, block=block, values=values
             )
-            yield _workload(f"{norm}-{_name(block)}-{name}", small, _SMOKE, "adversarial")
-            other = _BLOCKS[(number + turn + 1) % 2]
+            # On a CPU one norm of each, in turn.
+            purposes = _SMOKE if turn == number % 2 else _DEVICE
+            yield _workload(f"{norm}-{_name(block)}-{name}", small, purposes, "adversarial")
+            other = _BLOCKS[(number // 2 + turn + 1) % 2]
             wide = MxNormRecipe(
                 4, 4500, UniformFill(0.5, 64), norm, eps, block=other, values=values
             )

@@ -23,16 +23,13 @@ def _workload(target: str, *names: str) -> tuple[Fault, ...]:
 
 PROJECTION_FAULTS: tuple[Fault, ...] = (
     _of("projections:rounds_the_result_before_it_quantises", UNROUNDED, "1x32"),
-    *_workload("projections:rounds_the_result_before_it_quantises", "1x32-smoke", "32x32-smoke"),
+    *_workload("projections:rounds_the_result_before_it_quantises", "32x32-smoke"),
     *_workload("projections:rounds_the_product_before_the_bias", "32x32-smoke"),
-    _of("projections:forgets_the_bias", "exact_sums_have_exact_codes", "32x32"),
-    *_workload("projections:forgets_the_bias", "1x32-smoke"),
+    *_workload("projections:forgets_the_bias", "32x32-smoke"),
     *_workload("projections:adds_in_half_precision", "1x32-smoke"),
     _of("projections:multiplies_in_bfloat16", "behind_the_identity_are_the_codes_of_x", "1x32"),
-    *_workload("projections:multiplies_in_bfloat16", "32x32-smoke"),
     *_workload("projections:drops_the_last_features", "1x32-e4m3-rceil-k33-n72"),
     _of("projections:interleaves_heads", "heads_are_columns_of_the_result_side_by_side", "1x32"),
-    *_workload("projections:interleaves_heads", "32x32-smoke"),
     _of("norm_quantisers:fills_short_blocks_with_the_bias", ALONE, "32x32"),
     _of("quantisers:straddles_sequences", ALONE, "32x32"),
     *_workload("quantisers:leaves_padding_unwritten", "32x32-padding-past-the-last-offset"),
