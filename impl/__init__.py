@@ -9,7 +9,8 @@ from jagbench.impl.kernels.mx_attention import mx_attention
 from jagbench.impl.kernels.mx_gdpa import mx_gdpa
 from jagbench.impl.kernels.mx_linear import mx_linear
 from jagbench.impl.kernels.mx_matmul import mx_matmul
-from jagbench.impl.kernels.mx_norm import mx_layer_norm, mx_norm_gradient, mx_rms_norm
+from jagbench.impl.kernels.mx_norm import mx_layer_norm, mx_norm, mx_norm_gradient, mx_rms_norm
+from jagbench.impl.kernels.mx_projection import mx_projection
 from jagbench.impl.kernels.norm_linear import norm_linear
 from jagbench.impl.kernels.pffn_block import pffn_block
 from jagbench.impl.kernels.rotary import rotary
@@ -28,7 +29,9 @@ __all__ = [
     "mx_layer_norm",
     "mx_linear",
     "mx_matmul",
+    "mx_norm",
     "mx_norm_gradient",
+    "mx_projection",
     "mx_quantize",
     "mx_rms_norm",
     "norm_linear",

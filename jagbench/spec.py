@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,34 +53,53 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Codes of an output beside the truth, bool of their shape.
+
+    wrong: codes that no honest computation gives. flipped: right ones on the other side of a
+    rounding boundary than the truth's, which are counted (`Codes.share`).
+    """
+
+    wrong: Tensor
+    flipped: Tensor
+
+
+@dataclass(frozen=True)
 class CodePiece:
     """The truth of some rows of every output of codes.
 
     rows: output -> int64 `[n]`, rows of the whole output. wanted: output -> uint8 `[n, ...]`.
     free: output -> bool `[n, ...]`, codes that may be anything; outputs it lacks have none.
+    compare: of the codes found in those rows, by output, which are wrong, where that is more than
+        being another than the one wanted; None where it is not.
     """
 
     rows: Mapping[str, Tensor]
     wanted: Mapping[str, Tensor]
     free: Mapping[str, Tensor]
+    compare: Callable[[Mapping[str, Tensor]], Mapping[str, Comparison]] | None = None
 
 
 @dataclass(frozen=True)
 class Codes:
     """That an operator's outputs are codes of a byte, which have no error but are equal or not.
 
-    Its budget is exact: every byte is compared but those that are free. Rows of an output that
-    belong to no sequence hold 0.
+    Its budget is exact: every byte is compared but those that are free. Where the codes are of
+    numbers that the operator has computed, a piece of the truth says itself which of them an order
+    of sums leaves open. Rows of an output that belong to no sequence hold 0.
 
     shapes: the shape of every output of a call.
     rows: first row, and the one behind the last, that a sequence of a call has in an output; asked
         for outputs of the layout `PLACED` alone.
     truth: of a call, in pieces of about so many elements.
+    share: output -> which part of its codes may be flipped (`Comparison`), rounded up; 0 of those
+        it lacks.
     """
 
     shapes: Callable[[Inputs], Mapping[str, tuple[int, ...]]]
     rows: Callable[[Inputs, str, int], tuple[int, int]]
     truth: Callable[[Inputs, int], Iterator[CodePiece]]
+    share: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Accuracy:
     """Error of one tensor against float64, beside the error it was allowed.
 
-    Of codes, which have no error, `error` is the number of bytes that differ and `worst_error` the
-    distance of the first one that does; neither is allowed any.
+    Of codes, which have no error, `error` is the number of bytes that differ and `allowed` how many
+    may (those of computed numbers, where they lie beside a rounding boundary); `worst_error` is the
+    distance of the first one that is wrong, and none is allowed.
 
     name: "out", "lse", "grad q", ...
     error, allowed: normwise, ||x - truth|| and its budget.

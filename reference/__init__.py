@@ -14,8 +14,12 @@ from jagbench.reference.mx import mx_dequantize, mx_quantize
 from jagbench.reference.mx_attention import mx_attention
 from jagbench.reference.mx_gdpa import mx_gdpa
 from jagbench.reference.mx_matmul import mx_linear, mx_matmul
+from jagbench.reference.mx_norm import mx_norm
+from jagbench.reference.mx_norm_operator import MX_NORM
 from jagbench.reference.mx_operator import MX_QUANTIZE
 from jagbench.reference.mx_products import MX_ATTENTION, MX_GDPA, MX_LINEAR, MX_MATMUL
+from jagbench.reference.mx_projection import mx_projection
+from jagbench.reference.mx_projection_operator import MX_PROJECTION
 from jagbench.reference.norm_linear import NORM_LINEAR, norm_linear
 from jagbench.reference.pffn_block import PFFN_BLOCK, pffn_block
 from jagbench.reference.rotary import ROTARY, rotary
@@ -32,6 +36,8 @@ OPERATORS: Mapping[str, Operator] = {
         NORM_LINEAR,
         PFFN_BLOCK,
         MX_QUANTIZE,
+        MX_NORM,
+        MX_PROJECTION,
         MX_LINEAR,
         MX_ATTENTION,
         MX_GDPA,
@@ -49,6 +55,8 @@ __all__ = [
     "mx_gdpa",
     "mx_linear",
     "mx_matmul",
+    "mx_norm",
+    "mx_projection",
     "mx_quantize",
     "norm_linear",
     "pffn_block",

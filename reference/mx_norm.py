@@ -7,6 +7,8 @@ as in `norm.py`, the formats as in `mx.py`.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,8 @@ from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, Block, ElemDtype, Rounding, S
 from jagbench.reference import arguments
 from jagbench.reference.mx import mx_quantize
 from jagbench.reference.norm import layer_norm, rms_norm
+
+Norm = Literal["rms", "layer"]
 
 
 def mx_rms_norm(
@@ -82,6 +86,44 @@ def mx_layer_norm(
     mean = wide.mean(-1)
     variance = (wide - mean[..., None]).square().mean(-1)
     return *found, _used(torch.rsqrt(variance + eps), offsets), _used(mean, offsets)
+
+
+def mx_norm(
+    x: Tensor,
+    offsets: Tensor | None = None,
+    *,
+    norm: Norm,
+    eps: float,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    elem_dtype: ElemDtype = "e4m3",
+    block: Block = ALONG_COLUMNS,
+    scale_mode: ScaleMode = "rceil",
+    rounding: Rounding = "nearest",
+    seed: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Either norm by its name: codes and scales of `mx_rms_norm` or `mx_layer_norm`.
+
+    norm: "rms", which takes no norm_bias, or "layer". norm_weight, norm_bias: `[features]` in x's
+    dtype or float32, or None. All else as in `mx_rms_norm`. Raises ValueError for arguments that do
+    not fit, with their numbers.
+    """
+    if norm not in get_args(Norm):
+        raise ValueError(f"norm must be one of {get_args(Norm)}, got {norm!r}")
+    if norm == "rms" and norm_bias is not None:
+        found = getattr(norm_bias, "shape", type(norm_bias).__name__)
+        raise ValueError(f"RMSNorm has no norm_bias, got one of {found}")
+    if norm == "rms":
+        codes, scales = mx_rms_norm(
+            x, norm_weight, offsets, eps=eps, elem_dtype=elem_dtype, block=block,
+            scale_mode=scale_mode, rounding=rounding, seed=seed,
+        )  # fmt: skip
+        return codes, scales
+    codes, scales = mx_layer_norm(
+        x, norm_weight, norm_bias, offsets, eps=eps, elem_dtype=elem_dtype, block=block,
+        scale_mode=scale_mode, rounding=rounding, seed=seed,
+    )  # fmt: skip
+    return codes, scales
 
 
 def mx_norm_gradient(

@@ -63,7 +63,7 @@ def truth(inputs: Inputs, elements: int) -> Iterator[CodePiece]:
         return
     if offsets is None:
         offsets = torch.tensor([0, x.shape[0]], device=x.device)
-    rows = _rows_of(offsets, blocks.block[0])
+    rows = rows_in_blocks(offsets, blocks.block[0])
     width = max(1, math.prod(x.shape[1:]))
     step = max(1, elements // width // blocks.block[0]) * blocks.block[0]
     for first in range(0, len(rows.row), step):
@@ -71,7 +71,7 @@ def truth(inputs: Inputs, elements: int) -> Iterator[CodePiece]:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Rows of sequences that are filled up to whole blocks.
 
     row: int64 `[n]`, row of x. real: bool `[n]`, whether it is one of the sequence.
@@ -82,13 +82,14 @@ class _Rows:
     real: Tensor
     scale_row: Tensor
 
-    def cut(self, start: int, stop: int, tall: int) -> _Rows:
+    def cut(self, start: int, stop: int, tall: int) -> Rows:
         """Some of the rows, whole blocks."""
         blocks = slice(start // tall, -(-stop // tall))
-        return _Rows(self.row[start:stop], self.real[start:stop], self.scale_row[blocks])
+        return Rows(self.row[start:stop], self.real[start:stop], self.scale_row[blocks])
 
 
-def _rows_of(offsets: Tensor, tall: int) -> _Rows:
+def rows_in_blocks(offsets: Tensor, tall: int) -> Rows:
+    """Rows of every sequence, filled up to whole blocks of `tall` rows."""
     starts, lengths = offsets.long()[:-1], offsets.diff().long()
     which = torch.arange(len(lengths), device=offsets.device)
     filled = (lengths + tall - 1) // tall * tall
@@ -97,10 +98,10 @@ def _rows_of(offsets: Tensor, tall: int) -> _Rows:
     real = position < lengths[owner]
     row = torch.where(real, starts[owner] + position, 0)
     first = starts if tall == 1 else starts // tall + which
-    return _Rows(row, real, (first[owner] + position // tall)[::tall])
+    return Rows(row, real, (first[owner] + position // tall)[::tall])
 
 
-def _piece(inputs: Inputs, blocks: Blocks, rows: _Rows) -> CodePiece:
+def _piece(inputs: Inputs, blocks: Blocks, rows: Rows) -> CodePiece:
     x, options = inputs.tensors()["x"], inputs.options
     filling = rows.real.view(-1, *[1] * (x.dim() - 1))
     values = torch.where(filling, x[rows.row], 0).movedim(0, -2)

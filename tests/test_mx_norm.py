@@ -18,13 +18,15 @@ from jagbench.impl.kernels.mx import mx_dequantize, mx_quantize
 from jagbench.impl.kernels.mx_launch import MxTiles
 from jagbench.impl.kernels.mx_norm import mx_layer_norm, mx_norm_gradient, mx_rms_norm
 from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, SQUARE
-from jagbench.reference import mx_norm as truth
+from jagbench.reference.mx_norm import mx_layer_norm as true_layer_norm
+from jagbench.reference.mx_norm import mx_norm_gradient as true_norm_gradient
+from jagbench.reference.mx_norm import mx_rms_norm as true_rms_norm
 from jagbench.reference.norm import layer_norm, rms_norm
 
 NORMS = pytest.mark.parametrize("norm", ["rms", "layer"])
 SHAPES = pytest.mark.parametrize("block", [ALONG_COLUMNS, SQUARE], ids=["1x32", "32x32"])
 OURS: dict[str, Callable[..., Any]] = {"rms": mx_rms_norm, "layer": mx_layer_norm}
-TRUTH: dict[str, Callable[..., Any]] = {"rms": truth.mx_rms_norm, "layer": truth.mx_layer_norm}
+TRUTH: dict[str, Callable[..., Any]] = {"rms": true_rms_norm, "layer": true_layer_norm}
 PLAIN: dict[str, Callable[..., Any]] = {"rms": rms_norm, "layer": layer_norm}
 MOST_APART = 1e-3
 
@@ -214,7 +216,7 @@ def test_the_gradient_is_that_of_the_norm_at_what_was_not_quantised(norm, dtype,
     for ours, leaf in zip(found[1:], leaves[1:], strict=False):
         assert snr(ours.cpu(), leaf.grad) > 110
     assert (found[2] is None) == (norm == "rms")
-    theirs = truth.mx_norm_gradient(
+    theirs = true_norm_gradient(
         d_out, *given[:2], offsets, **{name: t.cpu() for name, t in kept.items()}
     )
     assert snr(found[0][:rows].cpu(), theirs[0][:rows]) > exact
@@ -224,15 +226,15 @@ def test_the_truth_of_the_gradient_is_that_of_autograd_in_float64():
     x, weight, bias = (t.double() for t in arguments("layer", 5, 3, 40))
     d_out = normal(5, 3, 40, seed=9)
     for plain, ours, parameters in (
-        (rms_norm, truth.mx_rms_norm, [weight.requires_grad_()]),
-        (layer_norm, truth.mx_layer_norm, [weight.requires_grad_(), bias.requires_grad_()]),
+        (rms_norm, true_rms_norm, [weight.requires_grad_()]),
+        (layer_norm, true_layer_norm, [weight.requires_grad_(), bias.requires_grad_()]),
     ):
         leaf = x.clone().requires_grad_()
         wanted = torch.autograd.grad(plain(leaf, *parameters, eps=1e-3), [leaf, *parameters], d_out)
         with torch.no_grad():
             saved = ours(x, *parameters, eps=1e-3, return_statistics=True)[2:]
             kept = dict(zip(("rstd", "mean"), saved, strict=False))
-            found = truth.mx_norm_gradient(d_out, x, weight, **kept)
+            found = true_norm_gradient(d_out, x, weight, **kept)
         for a, b in zip(found, wanted, strict=False):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 

@@ -16,6 +16,8 @@ from jagbench.workload import PURPOSES
 from jagbench.workloads import CATALOGUE, AttentionRecipe, BlockRecipe, RotaryRecipe, select
 from jagbench.workloads.attention import OPERATOR_NAMES
 from jagbench.workloads.lengths import Explicit, Fixed, UniformFill
+from jagbench.workloads.mx_norm import MxNormRecipe
+from jagbench.workloads.mx_projection import MxProjectionRecipe
 from jagbench.workloads.mx_quantize import QuantizeRecipe
 from jagbench.workloads.mx_recipes import LinearInputs, MatmulInputs
 from jagbench.workloads.normed import NormLinearRecipe
@@ -211,8 +213,10 @@ def test_a_workload_keeps_its_operator_s_shapes_and_drawn_statistics(workload):
     if isinstance(made, QuantizeRecipe):
         own = (made.heads, made.columns) if made.heads > 1 else (made.columns,)
         assert inputs.upstream is None
-    if isinstance(made, LinearInputs):
+    if isinstance(made, LinearInputs | MxProjectionRecipe):
         own = (made.features,)
+    if isinstance(made, MxNormRecipe):
+        own = (made.heads, made.features) if made.heads > 1 else (made.features,)
     for name in {"k", "x"} & set(tensors):
         dense = not inputs.is_jagged and tensors[name].dim() == 3
         x = tensors[name].transpose(0, 1) if dense else tensors[name]

@@ -30,6 +30,8 @@ MODULES = (
     "norms",
     "blocks_of_pffn",
     "quantisers",
+    "norm_quantisers",
+    "projections",
     "products",
 )
 #: What the suite's own assertions raise.

@@ -13,7 +13,9 @@ from jagbench.workloads.blocks import blocks
 from jagbench.workloads.comparison import comparison, tagged
 from jagbench.workloads.features import features
 from jagbench.workloads.ladder import ladder
+from jagbench.workloads.mx_norm import mx_norms
 from jagbench.workloads.mx_products import products
+from jagbench.workloads.mx_projection import mx_projections
 from jagbench.workloads.mx_quantize import quantisations
 from jagbench.workloads.norms import norms
 from jagbench.workloads.pffn import pffn
@@ -31,6 +33,8 @@ def _all() -> Iterator[Workload]:
     yield from norms()
     yield from pffn()
     yield from quantisations()
+    yield from mx_norms()
+    yield from mx_projections()
     yield from products()
 
 

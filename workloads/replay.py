@@ -19,6 +19,8 @@ from jagbench.mx import SQUARE
 from jagbench.workload import Recipe, Workload
 from jagbench.workloads.attention import OPERATOR_NAMES, AttentionRecipe
 from jagbench.workloads.lengths import Explicit
+from jagbench.workloads.mx_norm import MxNormRecipe
+from jagbench.workloads.mx_projection import MxProjectionRecipe
 from jagbench.workloads.mx_quantize import QuantizeRecipe
 from jagbench.workloads.normed import NormLinearRecipe
 from jagbench.workloads.packed import BY_POSITION, BlockRecipe, RotaryRecipe
@@ -78,7 +80,7 @@ def replay(
         purposes=frozenset({"conformance", "full"}),
         tags=frozenset({"replay"}),
         source=path.name,
-        differentiable=operator != "mx_quantize",
+        differentiable=operator not in ("mx_quantize", "mx_norm", "mx_projection"),
     )
 
 
@@ -118,9 +120,16 @@ def _packed(
     if operator == "norm_linear":
         width = heads * qk_dim
         return NormLinearRecipe(len(lengths), width, width, law)
+    if operator == "mx_norm":
+        return MxNormRecipe(len(lengths), heads * qk_dim, law)
+    if operator == "mx_projection":
+        return MxProjectionRecipe(
+            len(lengths), heads * qk_dim, heads * qk_dim, law, "none", heads, block=SQUARE
+        )
     if operator == "mx_quantize":
         return QuantizeRecipe(len(lengths), heads * qk_dim, law, block=SQUARE)
-    packed = ("block_attention", "rotary", "norm_linear", "pffn_block", "mx_quantize")
+    packed = ("block_attention", "rotary", "norm_linear", "pffn_block", "mx_quantize", "mx_norm",
+              "mx_projection")  # fmt: skip
     known = (*OPERATOR_NAMES, *packed)
     raise ValueError(f"operator must be one of {known}, got {operator!r}")
 

@@ -21,6 +21,7 @@ from jagbench.impl.kernels.mx_attention_compile_cases import CASES as MX_ATTENTI
 from jagbench.impl.kernels.mx_compile_cases import CASES as MX_CASES
 from jagbench.impl.kernels.mx_matmul_compile_cases import CASES as MX_PRODUCT_CASES
 from jagbench.impl.kernels.mx_norm_compile_cases import CASES as MX_NORM_CASES
+from jagbench.impl.kernels.mx_projection_compile_cases import CASES as MX_PROJECTION_CASES
 from jagbench.impl.kernels.norm_compile_cases import NORM_CASES
 from jagbench.impl.kernels.tiles import LAST, LAST_CAUSAL, PREFIX
 from jagbench.impl.kernels.tuning import Kernel, TileConfig, padded, table_config
@@ -437,4 +438,5 @@ CASES: tuple[CompileCase, ...] = (
     *MX_PRODUCT_CASES,
     *MX_ATTENTION_CASES,
     *MX_NORM_CASES,
+    *MX_PROJECTION_CASES,
 )

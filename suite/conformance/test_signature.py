@@ -181,7 +181,7 @@ OF_X_AND_WEIGHT: Changes = {
 OF_X_TO_QUANTIZE: Changes = {
     "numbers-of-integers": _values("x", lambda x: x.int()),
     "numbers-on-another-device": _values("x", _elsewhere),
-    "numbers-of-one-dim": _values("x", lambda x: x[:, 0, 0]),
+    "numbers-of-one-dim": _values("x", lambda x: x.flatten(1)[:, 0]),
 }
 
 #: Arguments an operator must have -> what can be wrong with them.

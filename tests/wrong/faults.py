@@ -7,8 +7,10 @@ from wrong.fault import Fault
 from wrong.fault import on_workloads as _on
 from wrong.mx_faults import MX_FAULTS
 from wrong.norm_faults import NORM_FAULTS
+from wrong.norm_quantiser_faults import NORM_QUANTISER_FAULTS
 from wrong.pffn_faults import PFFN_FAULTS
 from wrong.product_faults import PRODUCT_FAULTS
+from wrong.projection_faults import PROJECTION_FAULTS
 
 FORWARD = "test_forward.py::test_outputs_are_within_budget"
 BACKWARD = "test_backward.py::test_every_gradient_is_within_budget"
@@ -442,5 +444,7 @@ FAULTS: tuple[Fault, ...] = (
     *NORM_FAULTS,
     *PFFN_FAULTS,
     *MX_FAULTS,
+    *NORM_QUANTISER_FAULTS,
+    *PROJECTION_FAULTS,
     *PRODUCT_FAULTS,
 )

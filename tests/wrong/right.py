@@ -16,14 +16,14 @@ from torch import Tensor
 
 from jagbench.bias import BucketedBias
 from jagbench.reference import mx_attention, mx_gdpa, mx_linear, mx_matmul
-from wrong import norming, quantising, sandwich, turns
+from wrong import norm_quantising, norming, projecting, quantising, sandwich, turns
 from wrong import steps as step
 from wrong.call import Call, Tile, Window, check
 from wrong.steps import Bounds
 
 
 @dataclass(frozen=True)
-class Steps(quantising.Quantiser):
+class Steps(quantising.Quantiser, norm_quantising.NormQuantiser, projecting.Projector):
     """The steps of an implementation; its methods are the operators.
 
     finish: last touch to an output or gradient, by name. upstream: first look at the gradient of
@@ -82,6 +82,9 @@ class Steps(quantising.Quantiser):
     saturate: Callable[[quantising.Job, Tensor], Tensor] = quantising.saturate
     encode: Callable[[quantising.Job, Tensor], Tensor] = quantising.encode
     dequantise: Callable[[quantising.Job, Tensor, Tensor], Tensor] = quantising.dequantise
+    hand_over: Callable[[norming.Layer, Tensor], Tensor] = norm_quantising.affine
+    project_rows: Callable[[Tensor, Tensor, Tensor | None], Tensor] = projecting.product
+    view_heads: Callable[[Tensor, int], Tensor] = projecting.by_heads
     mx_linear: Callable[..., Tensor] = mx_linear
     mx_matmul: Callable[..., Tensor] = mx_matmul
     mx_attention: Callable[..., Any] = mx_attention
