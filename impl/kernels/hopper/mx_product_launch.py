@@ -1,0 +1,203 @@
+"""Launch of the Hopper MX matrix product, and which calls it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagbench.impl.kernels.attention_launch import multiprocessors
+from jagbench.impl.kernels.hopper.descriptors import matrix_descriptor
+from jagbench.impl.kernels.hopper.support import device_problem
+from jagbench.impl.kernels.relaunch import relaunch, traits
+from jagbench.impl.kernels.tuning import note_used
+from jagbench.mx import ALONG_COLUMNS, BLOCK_SIZE, SQUARE, Block
+
+_OPERATOR = "mx_product"
+#: Rows of a consumer warpgroup, columns of a product, codes of a stage, columns stored at once.
+ROWS, COLUMNS, DEPTH, STORED = 64, 128, 128, 64
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_BLOCKS = (ALONG_COLUMNS, SQUARE)
+_MOST_ROWS = 1 << 30
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the kernel cuts the work: `groups` consumers of 64 rows by `halves` times 128 columns.
+
+    stages: of the ring of codes and scales. overlap: two partial products a consumer, in turns.
+    """
+
+    groups: int
+    halves: int
+    stages: int
+    overlap: bool
+
+    @property
+    def registers(self) -> int:
+        """A thread has at the launch: 65536 over 128 threads a consumer and for the producer."""
+        return {2: 168, 3: 128}[self.groups]
+
+    def shared_bytes(self, dtype: torch.dtype, b_square: bool) -> int:
+        """Of codes, scales, staged results and barriers."""
+        lines = (128 if self.groups == 2 else 256) + self.halves * COLUMNS // (
+            BLOCK_SIZE if b_square else 1
+        )
+        codes = DEPTH * (self.groups * ROWS + self.halves * COLUMNS)
+        staged = self.groups * ROWS * STORED * dtype.itemsize
+        return self.stages * (codes + 4 * (DEPTH // BLOCK_SIZE) * lines + 16) + staged
+
+
+def tiling_of(dtype: torch.dtype, b_square: bool) -> Tiling:
+    """The tiling of a call."""
+    if b_square:
+        return Tiling(3, 1, 4, False)
+    return Tiling(2, 1, 4 if dtype == torch.float32 else 5, True)
+
+
+def mx_product_problem(
+    rows: int,
+    columns: int,
+    depth: int,
+    device: torch.device,
+    a_block: Block = ALONG_COLUMNS,
+    b_block: Block = ALONG_COLUMNS,
+    dtype: torch.dtype = torch.float32,
+) -> str | None:
+    """Why the kernel cannot form C `[rows, columns]` over `depth` E4M3 codes, or None.
+
+    Shapes, types and the device decide; no values, and no strides: what TMA cannot address is
+    copied. b_block: of B as `[columns, depth]`.
+    """
+    if dtype not in DTYPES:
+        return f"results are {DTYPES}, got {dtype}"
+    if a_block not in _BLOCKS or b_block not in _BLOCKS:
+        return f"blocks lie along the codes that are contracted, got {a_block} and {b_block}"
+    per_line = 16 // dtype.itemsize
+    if depth % 16 or columns % per_line:
+        return (
+            f"TMA takes rows of a multiple of 16 bytes, got {depth} codes and {columns} results "
+            f"of {dtype.itemsize} bytes"
+        )
+    if max(rows, columns, depth) >= _MOST_ROWS:
+        return f"{rows} x {columns} x {depth}: sizes must be below {_MOST_ROWS}"
+    return device_problem(device)
+
+
+def mx_product(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    *,
+    a_block: Block = ALONG_COLUMNS,
+    b_block: Block = ALONG_COLUMNS,
+    dtype: torch.dtype = torch.float32,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """C = A B^T of MX tensors in E4M3, `[m, n]`: products by FP8 tensor cores, sums in float32.
+
+    a `[m, k]`, b `[n, k]`: codes, uint8, as `mx_quantize` returns them; both along k, as a weight
+        is stored. a_scales, b_scales: plain E8M0 scales of blocks (1, 32) or (32, 32) of theirs.
+    dtype: of C, rounded once.
+    tiling: instead of the one measured best.
+
+    A block's partial product has the accuracy of the tensor cores, not of float32
+    (docs/kernels/mx_hopper.md); what the scales multiply and add is float32. The product of the
+    scales of two blocks must be below 2^128, or it is infinite; below 2^-149 it is 0.
+
+    Raises ValueError for arguments that do not fit, with their numbers; NotImplementedError for
+    calls that `mx_product_problem` has something against, with the reason.
+    """
+    for name, codes, scales, block in (("a", a, a_scales, a_block), ("b", b, b_scales, b_block)):
+        _check(name, codes, scales, block)
+    (rows, depth), columns = a.shape, b.shape[0]
+    if b.shape[1] != depth or b.device != a.device:
+        raise ValueError(
+            f"{_OPERATOR}: a [m, k] and b [n, k] do not fit: {tuple(a.shape)} on {a.device}, "
+            f"{tuple(b.shape)} on {b.device}"
+        )
+    problem = mx_product_problem(rows, columns, depth, a.device, a_block, b_block, dtype)
+    if problem is not None:
+        raise NotImplementedError(f"{_OPERATOR}: {problem}")
+    out = torch.empty(rows, columns, dtype=dtype, device=a.device)
+    if not out.numel():
+        return out
+    if not depth:
+        return out.zero_()
+    with torch.cuda.device_of(a):
+        _launch(
+            _codes(a), a_scales.contiguous(), _codes(b), b_scales.contiguous(), out,
+            (a_block == SQUARE, b_block == SQUARE),
+            tiling or tiling_of(dtype, b_block == SQUARE),
+        )  # fmt: skip
+    return out
+
+
+def _launch(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    out: Tensor,
+    squares: tuple[bool, bool],
+    tiling: Tiling,
+) -> None:
+    (rows, depth), columns = a.shape, b.shape[0]
+    row_tiles = -(-rows // (tiling.groups * ROWS))
+    column_tiles = -(-columns // (tiling.halves * COLUMNS))
+    words = depth % DEPTH == 0 and not (a_scales.data_ptr() % 4 or b_scales.data_ptr() % 4)
+    constants = (tiling.groups, tiling.halves, tiling.stages, tiling.overlap, *squares, words)
+    note_used(
+        "hopper_mx_product",
+        f"{tiling.groups * ROWS}x{tiling.halves * COLUMNS}x{DEPTH}, {tiling.stages} stages",
+    )
+    relaunch(
+        _kernel(), min(row_tiles * column_tiles, multiprocessors(a)), a.device,
+        (out.dtype, traits(a_scales, b_scales), constants),
+        matrix_descriptor(a, ROWS, DEPTH), matrix_descriptor(b, COLUMNS, DEPTH),
+        matrix_descriptor(out, ROWS, STORED), a_scales, b_scales,
+        rows, columns, depth, row_tiles, column_tiles, *constants,
+        num_warps=4, maxnreg=tiling.registers,
+    )  # fmt: skip
+
+
+def _check(name: str, codes: Tensor, scales: Tensor, block: Block) -> None:
+    """Refuse codes and scales that are no matrix in such blocks."""
+    if block not in _BLOCKS:
+        raise ValueError(f"{_OPERATOR}: {name}_block must be one of {_BLOCKS}, got {block}")
+    for what, tensor in ((name, codes), (f"{name}_scales", scales)):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 2 or tensor.dtype != torch.uint8:
+            got = (
+                f"{tuple(tensor.shape)} of {tensor.dtype}"
+                if isinstance(tensor, Tensor)
+                else type(tensor).__name__
+            )
+            raise ValueError(f"{_OPERATOR}: {what} must be a uint8 matrix, got {got}")
+    wanted = tuple(-(-size // length) for size, length in zip(codes.shape, block, strict=True))
+    if tuple(scales.shape) != wanted or scales.device != codes.device:
+        raise ValueError(
+            f"{_OPERATOR}: scales of {name} {tuple(codes.shape)} in blocks {block} must be "
+            f"{wanted} on {codes.device}, got {tuple(scales.shape)} on {scales.device}"
+        )
+
+
+def _codes(codes: Tensor) -> Tensor:
+    """Codes as TMA can address them, in torch's type: themselves, or a copy."""
+    rows, depth = codes.shape
+    row, element = codes.stride()
+    side_by_side = element == 1 and (rows == 1 or row >= depth)
+    if not side_by_side or row % 16 or codes.data_ptr() % 16:
+        codes = torch.empty(rows, depth, dtype=codes.dtype, device=codes.device).copy_(codes)
+    return codes.view(torch.float8_e4m3fn)
+
+
+# Gluon is imported here, not above: it may be missing (`support`).
+@cache
+def _kernel() -> Any:
+    from jagbench.impl.kernels.hopper.mx_product import mx_product_kernel
+
+    return mx_product_kernel
