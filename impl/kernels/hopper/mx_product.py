@@ -58,7 +58,7 @@ def scale_words(scales, line, inside, block, blocks, row_blocks, WORDS: gl.const
     """
     own = line.to(gl.int64) * row_blocks + block
     if WORDS:
-        word = gl.load((scales.to(gl.pointer_type(gl.int32))) + own // 4, mask=inside, other=0)
+        word = gl.load((scales.to(gl.pointer_type(gl.int32))) + own // 4, mask=inside & (block < blocks), other=0)
     else:
         word = line * 0
         for i in gl.static_range(BLOCKS):
@@ -77,6 +77,38 @@ def powers(word, I: gl.constexpr):
 
 
 @gluon.jit
+def corner_of(tile, row_tiles, column_tiles, GROUPS: gl.constexpr, HALVES: gl.constexpr):
+    """First row and column of a program's tile."""
+    row_tile, column_tile = place_of(tile, row_tiles, column_tiles)
+    return row_tile * (GROUPS * ROWS), column_tile * (HALVES * COLUMNS)
+
+
+@gluon.jit
+def row_words(scales, row, rows, first, blocks, LINES: gl.constexpr, SQUARE: gl.constexpr,
+              WORDS: gl.constexpr):  # fmt: skip
+    """Scales of LINES rows of A from `row` on, blocks `first` and the three behind it."""
+    line = row + gl.arange(0, LINES, gl.BlockedLayout([1], [32], [4], [0]))
+    inside = line < rows
+    if SQUARE:
+        line = line // BLOCK
+    return scale_words(scales, line, inside, first, blocks, blocks, WORDS)
+
+
+@gluon.jit
+def column_words(scales, column, columns, first, blocks, LINES: gl.constexpr,
+                 SQUARE: gl.constexpr, WORDS: gl.constexpr):  # fmt: skip
+    """Scales of columns of C from `column` on, LINES of them or of their squares."""
+    line = gl.arange(0, LINES, gl.BlockedLayout([1], [32], [4], [0]))
+    if SQUARE:
+        line += column // BLOCK
+        inside = line * BLOCK < columns
+    else:
+        line += column
+        inside = line < columns
+    return scale_words(scales, line, inside, first, blocks, blocks, WORDS)
+
+
+@gluon.jit
 def producer(descs, memory, bars, scales, sizes, GROUPS: gl.constexpr, HALVES: gl.constexpr,
              A_SQUARE: gl.constexpr, B_SQUARE: gl.constexpr, WORDS: gl.constexpr):  # fmt: skip
     """Codes and scales of every stage of every tile, in order; four warps."""
@@ -86,31 +118,32 @@ def producer(descs, memory, bars, scales, sizes, GROUPS: gl.constexpr, HALVES: g
     a_scales, b_scales = scales
     rows, columns, depth, row_tiles, column_tiles = sizes
     STAGES: gl.constexpr = full.shape[0]
-    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     A_LINES: gl.constexpr = rows_s.shape[1]
     B_LINES: gl.constexpr = columns_s.shape[1]
     blocks = gl.cdiv(depth, BLOCK)
+    steps = gl.cdiv(depth, DEPTH)
     slot = 0
     phase = 1
+    row, column = corner_of(gl.program_id(0), row_tiles, column_tiles, GROUPS, HALVES)
+    a_next = row_words(a_scales, row, rows, 0, blocks, A_LINES, A_SQUARE, WORDS)
+    b_next = column_words(b_scales, column, columns, 0, blocks, B_LINES, B_SQUARE, WORDS)
     for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = place_of(tile, row_tiles, column_tiles)
-        row = row_tile * (GROUPS * ROWS)
-        column = column_tile * (HALVES * COLUMNS)
-        a_line = row + gl.arange(0, A_LINES, LINE)
-        a_inside = a_line < rows
-        if A_SQUARE:
-            a_line = a_line // BLOCK
-        b_line = gl.arange(0, B_LINES, LINE)
-        if B_SQUARE:
-            b_line += column // BLOCK
-            b_inside = b_line * BLOCK < columns
-        else:
-            b_line += column
-            b_inside = b_line < columns
-        for step in range(0, gl.cdiv(depth, DEPTH)):
-            first = step * BLOCKS
-            a_word = scale_words(a_scales, a_line, a_inside, first, blocks, blocks, WORDS)
-            b_word = scale_words(b_scales, b_line, b_inside, first, blocks, blocks, WORDS)
+        # Of the tile behind this one; past the last it is outside, and nothing is read.
+        behind = tile + gl.num_programs(0)
+        next_row, next_column = corner_of(behind, row_tiles, column_tiles, GROUPS, HALVES)
+        for step in range(0, steps):
+            a_word = a_next
+            b_word = b_next
+            # The next stage's scales are under way while this one waits for room: a load that is
+            # used at once keeps the consumers waiting for as long as it takes.
+            last = (step + 1 == steps).to(gl.int32)
+            a_row = row + last * (next_row - row)
+            b_row = column + last * (next_column - column)
+            first = (step + 1) * (1 - last) * BLOCKS
+            a_next = row_words(a_scales, a_row, rows, first, blocks, A_LINES, A_SQUARE, WORDS)
+            b_next = column_words(
+                b_scales, b_row, columns, first, blocks, B_LINES, B_SQUARE, WORDS
+            )
             ready = full.index(slot)
             mbarrier.wait(empty.index(slot), phase)
             mbarrier.expect(ready, DEPTH * (GROUPS * ROWS + HALVES * COLUMNS))
@@ -128,6 +161,8 @@ def producer(descs, memory, bars, scales, sizes, GROUPS: gl.constexpr, HALVES: g
             if slot == STAGES:
                 slot = 0
                 phase ^= 1
+        row = next_row
+        column = next_column
 
 
 @gluon.constexpr_function
