@@ -46,7 +46,8 @@ class Case:
         """Bytes that judging this case takes at most, roughly; 0 if the recipe tells no widths.
 
         The call: arguments, their copy, outputs, gradients, and as much again for the kernels'
-        needs. The truth: float64 matrices of the pairs of a slice, or of the longest sequence.
+        needs. The truth: float64 matrices of the pairs of a slice, or of the longest sequence; one
+        that quantises holds more of those, and as many of each row.
         """
         recipe = self.workload.recipe
         heads = getattr(recipe, "heads", 0)
@@ -54,8 +55,10 @@ class Case:
         rows = max((sum(each) for each in lengths), default=0)
         longest = max((math.prod(pair) for pair in zip(*lengths, strict=True)), default=0)
         pairs = min(max(longest, PAIRS_PER_SLICE_GPU), sum(map(sum, lengths)) ** 2)
-        call = 16 * self.dtype.itemsize * rows * heads * getattr(recipe, "qk_dim", 0)
-        return float(call + 12 * 8 * heads * pairs)
+        elements = rows * heads * getattr(recipe, "qk_dim", 0)
+        matrices = 22 if self.operator.quantised else 0
+        scores = heads * pairs * max(12, matrices)
+        return float(16 * self.dtype.itemsize * elements + 8 * (matrices * elements + scores))
 
     def inputs(self, device: torch.device) -> Inputs:
         """The drawn inputs, with an upstream gradient."""
