@@ -21,45 +21,37 @@ _SCALARS, _BYTES = 64, 128
 
 
 def _product(
-    dtype: str,
-    squares: tuple[bool, bool],
-    words: bool = True,
-    tiling: Tiling | None = None,
-    spill_limit: int = 0,
+    dtype: str, b_square: bool, tiling: Tiling | None = None, spill_limit: int = 0
 ) -> CompileCase:
-    """squares: whether A and B have square blocks. words: whether scales are read in words."""
-    tiling = tiling or tiling_of(_DTYPES[dtype], squares[1])
-    blocks = "-".join("32x32" if square else "1x32" for square in squares)
-    tag = f"{64 * tiling.groups}x{128 * tiling.halves}{'' if words else '-bytes'}"
+    """b_square: whether B has square blocks."""
+    tiling = tiling or tiling_of(_DTYPES[dtype], b_square)
+    blocks = "32x32" if b_square else "1x32"
     return CompileCase(
-        name=f"hopper_mx_product-{blocks}-{tag}-{dtype}",
+        name=f"hopper_mx_product-{blocks}-{tiling.rows}x{COLUMNS}-{dtype}",
         kernel="jagbench.impl.kernels.hopper.mx_product:mx_product_kernel",
         signature={
             "a_desc": f"tensordesc<fp8e4nv[{ROWS}, {DEPTH}]>",
             "b_desc": f"tensordesc<fp8e4nv[{COLUMNS}, {DEPTH}]>",
             "out_desc": f"tensordesc<{dtype}[{ROWS}, {STORED}]>",
-            "a_scales": "*u8", "b_scales": "*u8",
-            **dict.fromkeys(("rows", "columns", "depth", "row_tiles", "column_tiles"), "i32"),
+            "a_scales": "*fp32", "b_scales": "*fp32",
+            **dict.fromkeys(("steps", "row_tiles", "column_tiles"), "i32"),
         },
         constexprs={
-            "GROUPS": tiling.groups, "HALVES": tiling.halves, "STAGES": tiling.stages,
-            "OVERLAP": tiling.overlap, "A_SQUARE": squares[0], "B_SQUARE": squares[1],
-            "WORDS": words,
+            "GROUPS": tiling.groups, "STAGES": tiling.stages, "PARTS": tiling.parts,
+            "B_SQUARE": b_square,
         },
         aligned=("a_scales", "b_scales"),
         num_warps=4,
         dtype=dtype,
         architectures=(90,),
         matrix_opcode={90: "QGMMA"},
-        opcodes=("UTMALDG", "UTMASTG", "USETMAXREG"),
+        opcodes=("UTMALDG", "UTMASTG", "USETMAXREG", "LDGSTS"),
         max_registers=tiling.registers,
         spill_limit=spill_limit,
     )  # fmt: skip
 
 
 CASES: tuple[CompileCase, ...] = (
-    _product("bf16", (False, True), spill_limit=_SCALARS),
-    _product("fp32", (True, True), words=False, spill_limit=_BYTES),
-    _product("bf16", (False, False)),
-    _product("fp16", (True, False), words=False, spill_limit=_BYTES),
+    _product("bf16", True, spill_limit=_SCALARS),
+    _product("bf16", False),
 )

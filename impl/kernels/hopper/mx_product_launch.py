@@ -12,7 +12,7 @@ from torch import Tensor
 from jagbench.impl.kernels.attention_launch import multiprocessors
 from jagbench.impl.kernels.hopper.descriptors import matrix_descriptor
 from jagbench.impl.kernels.hopper.support import device_problem
-from jagbench.impl.kernels.relaunch import relaunch, traits
+from jagbench.impl.kernels.relaunch import relaunch
 from jagbench.impl.kernels.tuning import note_used
 from jagbench.mx import ALONG_COLUMNS, BLOCK_SIZE, SQUARE, Block
 
@@ -26,36 +26,48 @@ _MOST_ROWS = 1 << 30
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the kernel cuts the work: `groups` consumers of 64 rows by `halves` times 128 columns.
+    """How the kernel cuts the work: `groups` consumers of 64 rows by 128 columns.
 
-    stages: of the ring of codes and scales. overlap: two partial products a consumer, in turns.
+    stages: of the ring of codes and scales. parts: partial products of a consumer, in turns.
     """
 
     groups: int
-    halves: int
     stages: int
-    overlap: bool
+    parts: int
 
     @property
     def registers(self) -> int:
         """A thread has at the launch: 65536 over 128 threads a consumer and for the producer."""
         return {2: 168, 3: 128}[self.groups]
 
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return self.groups * ROWS
+
+    @property
+    def padded_rows(self) -> int:
+        """Of a tile's scales."""
+        return 128 if self.groups == 2 else 256
+
     def shared_bytes(self, dtype: torch.dtype, b_square: bool) -> int:
         """Of codes, scales, staged results and barriers."""
-        lines = (128 if self.groups == 2 else 256) + self.halves * COLUMNS // (
-            BLOCK_SIZE if b_square else 1
-        )
-        codes = DEPTH * (self.groups * ROWS + self.halves * COLUMNS)
-        staged = self.groups * ROWS * STORED * dtype.itemsize
+        lines = self.padded_rows + _lines(b_square)
+        codes = DEPTH * (self.rows + COLUMNS)
+        staged = self.rows * STORED * dtype.itemsize
         return self.stages * (codes + 4 * (DEPTH // BLOCK_SIZE) * lines + 16) + staged
+
+
+def _lines(b_square: bool) -> int:
+    """Scales of a tile's columns and one block."""
+    return COLUMNS // BLOCK_SIZE if b_square else COLUMNS
 
 
 def tiling_of(dtype: torch.dtype, b_square: bool) -> Tiling:
     """The tiling of a call."""
     if b_square:
-        return Tiling(3, 1, 4, False)
-    return Tiling(2, 1, 4 if dtype == torch.float32 else 5, True)
+        return Tiling(3, 4, 2)
+    return Tiling(2, 4 if dtype == torch.float32 else 5, 2)
 
 
 def mx_product_problem(
@@ -147,22 +159,42 @@ def _launch(
     tiling: Tiling,
 ) -> None:
     (rows, depth), columns = a.shape, b.shape[0]
-    row_tiles = -(-rows // (tiling.groups * ROWS))
-    column_tiles = -(-columns // (tiling.halves * COLUMNS))
-    words = depth % DEPTH == 0 and not (a_scales.data_ptr() % 4 or b_scales.data_ptr() % 4)
-    constants = (tiling.groups, tiling.halves, tiling.stages, tiling.overlap, *squares, words)
+    a_square, b_square = squares
+    row_tiles, column_tiles = -(-rows // tiling.rows), -(-columns // COLUMNS)
+    steps = -(-depth // DEPTH)
+    a_wide = _widened(
+        a_scales, rows, steps, tiling.rows, tiling.padded_rows, BLOCK_SIZE if a_square else 1
+    )
+    lines = _lines(b_square)
+    b_wide = _widened(
+        b_scales, -(-columns // BLOCK_SIZE) if b_square else columns, steps, lines, lines, 1
+    )
+    constants = (tiling.groups, tiling.stages, tiling.parts, b_square)
     note_used(
         "hopper_mx_product",
-        f"{tiling.groups * ROWS}x{tiling.halves * COLUMNS}x{DEPTH}, {tiling.stages} stages",
+        f"{tiling.rows}x{COLUMNS}x{DEPTH}, {tiling.stages} stages, {tiling.parts} parts",
     )
     relaunch(
-        _kernel(), min(row_tiles * column_tiles, multiprocessors(a)), a.device,
-        (out.dtype, traits(a_scales, b_scales), constants),
+        _kernels()[0], min(row_tiles * column_tiles, multiprocessors(a)), a.device,
+        (out.dtype, constants),
         matrix_descriptor(a, ROWS, DEPTH), matrix_descriptor(b, COLUMNS, DEPTH),
-        matrix_descriptor(out, ROWS, STORED), a_scales, b_scales,
-        rows, columns, depth, row_tiles, column_tiles, *constants,
+        matrix_descriptor(out, ROWS, STORED), a_wide, b_wide,
+        steps, row_tiles, column_tiles, *constants,
         num_warps=4, maxnreg=tiling.registers,
     )  # fmt: skip
+
+
+def _widened(
+    scales: Tensor, lines: int, steps: int, tile: int, padded: int, shared_by: int
+) -> Tensor:
+    """Scales of `lines` as `widen_kernel` writes them, tiles of `tile` lines in `padded`."""
+    tiles = -(-lines // tile)
+    wide = torch.empty(tiles, steps, 4, padded, dtype=torch.float32, device=scales.device)
+    _kernels()[1][(tiles, steps)](
+        scales, wide, lines, scales.shape[1], steps,
+        TILE=tile, PADDED=padded, SHARED_BY=shared_by, num_warps=4,
+    )  # fmt: skip
+    return wide
 
 
 def _check(name: str, codes: Tensor, scales: Tensor, block: Block) -> None:
@@ -197,7 +229,7 @@ def _codes(codes: Tensor) -> Tensor:
 
 # Gluon is imported here, not above: it may be missing (`support`).
 @cache
-def _kernel() -> Any:
-    from jagbench.impl.kernels.hopper.mx_product import mx_product_kernel
+def _kernels() -> tuple[Any, Any]:
+    from jagbench.impl.kernels.hopper.mx_product import mx_product_kernel, widen_kernel
 
-    return mx_product_kernel
+    return mx_product_kernel, widen_kernel
