@@ -6,9 +6,8 @@ an element. Hopper has no scale operand; DeepSeek-V3 (arXiv 2412.19437, section 
 every 128 codes, this kernel every 32.
 
 A program walks tiles of C. One warpgroup brings codes by TMA and scales, widened to float32
-beforehand (`widen_kernel`) in the order that stages want them, by cp.async; GROUPS consumer
-warpgroups own 64 rows each. A consumer has PARTS partial products of 128 / PARTS columns in turns:
-while it adds one up, the tensor cores form the other and those of the other consumers.
+beforehand (`widen_kernel`) in the order that stages want them, by cp.async; two consumer
+warpgroups own 64 rows each. While one adds a partial product up, the tensor cores form the other's.
 
 Where B has squares of 32 x 32, a factor holds for a row and 32 columns: 8 are formed for the 64
 elements a thread has of 64 x 128, and an element takes one FMA. Where B has a scale per column, it
@@ -31,7 +30,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagbench.impl.kernels.hopper.backward_parts import barrier_ring, packed
 from jagbench.impl.kernels.hopper.gluon import tma_load, tma_store
 
-#: Rows of a consumer, columns of a tile, codes of a block and of a stage, blocks of a stage.
+#: Consumers, rows of one, columns of a tile, codes of a block and of a stage, blocks of a stage.
+GROUPS = gl.constexpr(2)
 ROWS = gl.constexpr(64)
 COLUMNS = gl.constexpr(128)
 BLOCK = gl.constexpr(32)
@@ -46,26 +46,24 @@ THREADS = gl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["lines", "blocks", "steps"])
-def widen_kernel(scales, wide, lines, blocks, steps, TILE: tl.constexpr, PADDED: tl.constexpr,
-                 SHARED_BY: tl.constexpr):  # fmt: skip
+def widen_kernel(scales, wide, lines, blocks, steps, TILE: tl.constexpr, SHARED_BY: tl.constexpr):
     """Scale bytes `[ceil(lines / SHARED_BY), blocks]` to 2^(byte - 127), a stage's side by side.
 
-    wide: float32 `[ceil(lines / TILE), steps, 4, PADDED]`, of TILE lines (the rest is padding) and
-    four blocks each; 0 where there is no line or block. 255 is NaN, 0 the subnormal 2^-127.
+    wide: float32 `[ceil(lines / TILE), steps, 4, TILE]`, of TILE lines and four blocks each; 0
+    where there is no line or block. 255 is NaN, 0 the subnormal 2^-127.
     """
     tile = tl.program_id(0)
     step = tl.program_id(1)
-    at = tl.arange(0, 4 * PADDED)
-    within = at % PADDED
-    line = tile * TILE + within
-    block = step * 4 + at // PADDED
-    inside = (within < TILE) & (line < lines) & (block < blocks)
+    at = tl.arange(0, 4 * TILE)
+    line = tile * TILE + at % TILE
+    block = step * 4 + at // TILE
+    inside = (line < lines) & (block < blocks)
     own = (line // SHARED_BY).to(tl.int64) * blocks + block
     byte = tl.load(scales + own, mask=inside, other=0).to(tl.int32)
     bits = tl.where(byte == 0, 0x00400000, byte << 23)
     bits = tl.where(byte == 255, 0x7FC00000, bits)
     bits = tl.where(inside, bits, 0)
-    place = (tile.to(tl.int64) * steps + step) * (4 * PADDED) + at
+    place = (tile.to(tl.int64) * steps + step) * (4 * TILE) + at
     tl.store(wide + place, bits.to(tl.float32, bitcast=True))
 
 
@@ -89,7 +87,7 @@ def copy_scales(place, scales, SIZE: gl.constexpr):
 
 
 @gluon.jit
-def producer(descs, memory, bars, scales, sizes, GROUPS: gl.constexpr):
+def producer(descs, memory, bars, scales, sizes):
     """Codes and scales of every stage of every tile, in order; four warps."""
     a_desc, b_desc, _out_desc = descs
     a_s, b_s, rows_s, columns_s, _out_s = memory
@@ -125,57 +123,51 @@ def producer(descs, memory, bars, scales, sizes, GROUPS: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _sums_layout(width):
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 32])
+def _sums_layout():
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
 
 
 @gluon.jit
-def issue(a, b, I: gl.constexpr, H: gl.constexpr, WIDTH: gl.constexpr):
-    """Start partial product H, `[64, WIDTH]`, of block I of a stage."""
-    zeros = gl.zeros([ROWS, WIDTH], gl.float32, _sums_layout(WIDTH))
+def issue(a, b, I: gl.constexpr):
+    """Start the partial product `[64, 128]` of block I of a stage."""
+    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, _sums_layout())
     left = a.slice(I * BLOCK, BLOCK, dim=1)
-    right = b.slice(H * WIDTH, WIDTH, dim=0).slice(I * BLOCK, BLOCK, dim=1).permute((1, 0))
+    right = b.slice(I * BLOCK, BLOCK, dim=1).permute((1, 0))
     return warpgroup_mma(left, right, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def factors_of(rows_s, columns_s, W: gl.constexpr, I: gl.constexpr, H: gl.constexpr,
-               WIDTH: gl.constexpr, B_SQUARE: gl.constexpr):  # fmt: skip
-    """Factors of partial product H of block I, from a stage's scales: the rows' and the columns',
-    or both at once `[64, WIDTH / 32]` where B has squares, and the same beside them.
+def factors_of(rows_s, columns_s, W: gl.constexpr, I: gl.constexpr, B_SQUARE: gl.constexpr):
+    """Factors of block I's partial product, from a stage's scales: the rows' and the columns', or
+    both at once `[64, 4]` where B has squares, and the same beside them.
     """
-    SUMS: gl.constexpr = _sums_layout(WIDTH)
-    A_LINES: gl.constexpr = rows_s.shape[0] // BLOCKS
-    B_LINES: gl.constexpr = columns_s.shape[0] // BLOCKS
-    rows = rows_s.slice(I * A_LINES + W * ROWS, ROWS)
+    SUMS: gl.constexpr = _sums_layout()
+    LINES: gl.constexpr = columns_s.shape[0] // BLOCKS
+    rows = rows_s.slice((I * GROUPS + W) * ROWS, ROWS)
+    columns = columns_s.slice(I * LINES, LINES)
     if B_SQUARE:
-        SQUARES: gl.constexpr = WIDTH // BLOCK
-        whole = gl.zeros([ROWS, WIDTH], gl.float32, SUMS)
-        SPLIT: gl.constexpr = whole.reshape([ROWS, SQUARES, BLOCK]).type.layout
+        whole = gl.zeros([ROWS, COLUMNS], gl.float32, SUMS)
+        SPLIT: gl.constexpr = whole.reshape([ROWS, LINES, BLOCK]).type.layout
         PAIR: gl.constexpr = gl.SliceLayout(2, SPLIT)
         row = rows.load(gl.SliceLayout(1, PAIR))
-        column = columns_s.slice(I * B_LINES + H * SQUARES, SQUARES)
-        column = column.load(gl.SliceLayout(0, PAIR))
-        left = row[:, None] * column[None, :]
+        left = row[:, None] * columns.load(gl.SliceLayout(0, PAIR))[None, :]
         right = left
     else:
         left = rows.load(gl.SliceLayout(1, SUMS))
-        right = columns_s.slice(I * B_LINES + H * WIDTH, WIDTH).load(gl.SliceLayout(0, SUMS))
+        right = columns.load(gl.SliceLayout(0, SUMS))
     return left, right
 
 
 @gluon.jit
-def add_scaled(acc, part, left, right, PENDING: gl.constexpr, B_SQUARE: gl.constexpr):
-    """acc + the factors times a partial product, once no more than PENDING are under way."""
+def add_scaled(acc, part, left, right, B_SQUARE: gl.constexpr):
+    """acc + the factors times a partial product, once that is there."""
     # The factors too: they are formed, and so loaded, before the wait and any arrival behind it.
-    part, left, right = warpgroup_mma_wait(PENDING, deps=(part, left, right))
+    part, left, right = warpgroup_mma_wait(0, deps=(part, left, right))
     if B_SQUARE:
-        SQUARES: gl.constexpr = part.shape[1] // BLOCK
-        whole, _part = gl.broadcast(
-            gl.expand_dims(left, 2), part.reshape([ROWS, SQUARES, BLOCK])
-        )
+        split = part.reshape([ROWS, COLUMNS // BLOCK, BLOCK])
+        whole, _part = gl.broadcast(gl.expand_dims(left, 2), split)
         factor = gl.convert_layout(
-            whole.reshape(part.shape), acc.type.layout, assert_trivial=True
+            whole.reshape([ROWS, COLUMNS]), acc.type.layout, assert_trivial=True
         )
         acc = gl.fma(part, factor, acc)
     else:
@@ -197,93 +189,55 @@ def put(desc, room, tile, row, column):
 
 
 @gluon.jit
-def stage_in_turns(acc, other, a, b, rows_s, columns_s, W: gl.constexpr, B_SQUARE: gl.constexpr):
-    """Add up a stage, halves of its columns in turns: one is formed while the other is added.
-
-    None is under way from one stage to the next: ptxas would let every product wait for its own
-    end, where one is carried round the loop (C7514).
-    """
-    WIDTH: gl.constexpr = COLUMNS // 2
-    part = issue(a, b, 0, 0, WIDTH)
-    next_part = issue(a, b, 0, 1, WIDTH)
-    for i in gl.static_range(BLOCKS):
-        left, right = factors_of(rows_s, columns_s, W, i, 0, WIDTH, B_SQUARE)
-        acc = add_scaled(acc, part, left, right, 1, B_SQUARE)
-        left, right = factors_of(rows_s, columns_s, W, i, 1, WIDTH, B_SQUARE)
-        if i + 1 < BLOCKS:
-            part = issue(a, b, i + 1, 0, WIDTH)
-            other = add_scaled(other, next_part, left, right, 1, B_SQUARE)
-            next_part = issue(a, b, i + 1, 1, WIDTH)
-        else:
-            other = add_scaled(other, next_part, left, right, 0, B_SQUARE)
-    return acc, other
-
-
-@gluon.jit
-def consumer(W: gl.constexpr, descs, memory, bars, sizes, GROUPS: gl.constexpr,
-             B_SQUARE: gl.constexpr, PARTS: gl.constexpr):  # fmt: skip
-    """Warpgroup W of GROUPS: its 64 rows of every tile."""
+def consumer(W: gl.constexpr, descs, memory, bars, sizes, B_SQUARE: gl.constexpr):
+    """Warpgroup W: its 64 rows of every tile."""
     _a_desc, _b_desc, out_desc = descs
     a_s, b_s, rows_s, columns_s, out_s = memory
     full, empty = bars
     steps, row_tiles, column_tiles = sizes
     STAGES: gl.constexpr = full.shape[0]
-    WIDTH: gl.constexpr = COLUMNS // PARTS
     slot = 0
     phase = 0
     for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        acc = gl.zeros([ROWS, WIDTH], gl.float32, _sums_layout(WIDTH))
-        other = acc
+        acc = gl.zeros([ROWS, COLUMNS], gl.float32, _sums_layout())
         for _step in range(0, steps):
             mbarrier.wait(full.index(slot), phase)
             a = a_s.index(slot * GROUPS + W)
             b = b_s.index(slot)
-            row = rows_s.index(slot)
-            column = columns_s.index(slot)
-            if PARTS == 2:
-                acc, other = stage_in_turns(acc, other, a, b, row, column, W, B_SQUARE)
-            else:
-                for i in gl.static_range(BLOCKS):
-                    part = issue(a, b, i, 0, WIDTH)
-                    left, right = factors_of(row, column, W, i, 0, WIDTH, B_SQUARE)
-                    acc = add_scaled(acc, part, left, right, 0, B_SQUARE)
+            for i in gl.static_range(BLOCKS):
+                part = issue(a, b, i)
+                left, right = factors_of(rows_s.index(slot), columns_s.index(slot), W, i, B_SQUARE)
+                acc = add_scaled(acc, part, left, right, B_SQUARE)
             mbarrier.arrive(empty.index(slot), count=1)
             slot += 1
             if slot == STAGES:
                 slot = 0
                 phase ^= 1
         row_tile, column_tile = place_of(tile, row_tiles, column_tiles)
-        first = (row_tile * GROUPS + W) * ROWS
-        column_first = column_tile * COLUMNS
-        room = out_s.index(W)
-        if PARTS == 2:
-            put(out_desc, room, acc, first, column_first)
-            put(out_desc, room, other, first, column_first + STORED)
-        else:
-            low, high = gl.split(acc.reshape([ROWS, 2, STORED]).permute((0, 2, 1)))
-            put(out_desc, room, low, first, column_first)
-            put(out_desc, room, high, first, column_first + STORED)
+        row = (row_tile * GROUPS + W) * ROWS
+        column = column_tile * COLUMNS
+        low, high = gl.split(acc.reshape([ROWS, 2, STORED]).permute((0, 2, 1)))
+        put(out_desc, out_s.index(W), low, row, column)
+        put(out_desc, out_s.index(W), high, row, column + STORED)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["steps", "row_tiles", "column_tiles"])
 def mx_product_kernel(
     a_desc, b_desc, out_desc, a_scales, b_scales, steps, row_tiles, column_tiles,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, B_SQUARE: gl.constexpr,
+    STAGES: gl.constexpr, B_SQUARE: gl.constexpr,
 ):  # fmt: skip
     """C `[rows, columns]` = A B^T, codes `[rows, depth]` and `[columns, depth]` in E4M3.
 
     descs: A in boxes of 64 x 128, B of 128 x 128, C of 64 x 64. Scales: float32, as `widen_kernel`
-    writes them, tiles of 64 GROUPS lines in 256 for A (128 in 128 with 2 GROUPS), of 128 columns or
-    4 squares for B. steps: stages of 128 codes. row_tiles, column_tiles: of 64 GROUPS x 128.
-    GROUPS: consumers, 2 or 3. PARTS: 1 or 2 partial products a consumer.
+    writes them, of tiles of 128 rows of A, and of 128 columns of C or 4 squares of theirs.
+    steps: stages of 128 codes. row_tiles, column_tiles: of 128 x 128.
     """
-    A_LINES: gl.constexpr = 128 if GROUPS == 2 else 256
     B_LINES: gl.constexpr = COLUMNS // BLOCK if B_SQUARE else COLUMNS
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     a_s = gl.allocate_shared_memory(a_desc.dtype, [GROUPS * STAGES, ROWS, DEPTH], a_desc.layout)
     b_s = gl.allocate_shared_memory(b_desc.dtype, [STAGES, COLUMNS, DEPTH], b_desc.layout)
-    rows_s = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCKS * A_LINES], PLAIN)
+    rows_s = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCKS * GROUPS * ROWS], PLAIN)
     columns_s = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCKS * B_LINES], PLAIN)
     out_s = gl.allocate_shared_memory(out_desc.dtype, [GROUPS, ROWS, STORED], out_desc.layout)
     # The bytes of the codes, and every thread that copies scales.
@@ -295,24 +249,12 @@ def mx_product_kernel(
     bars = (full, empty)
     sizes = (steps, row_tiles, column_tiles)
     scales = (a_scales, b_scales)
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (consumer, (0, descs, memory, bars, sizes, GROUPS, B_SQUARE, PARTS)),
-                (consumer, (1, descs, memory, bars, sizes, GROUPS, B_SQUARE, PARTS)),
-                (producer, (descs, memory, bars, scales, sizes, GROUPS)),
-            ],
-            [4, 4],
-            [240, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (consumer, (0, descs, memory, bars, sizes, GROUPS, B_SQUARE, PARTS)),
-                (consumer, (1, descs, memory, bars, sizes, GROUPS, B_SQUARE, PARTS)),
-                (consumer, (2, descs, memory, bars, sizes, GROUPS, B_SQUARE, PARTS)),
-                (producer, (descs, memory, bars, scales, sizes, GROUPS)),
-            ],
-            [4, 4, 4],
-            [160, 160, 32],
-        )
+    gl.warp_specialize(
+        [
+            (consumer, (0, descs, memory, bars, sizes, B_SQUARE)),
+            (consumer, (1, descs, memory, bars, sizes, B_SQUARE)),
+            (producer, (descs, memory, bars, scales, sizes)),
+        ],
+        [4, 4],
+        [240, 24],
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,55 +18,29 @@ from jagbench.mx import ALONG_COLUMNS, BLOCK_SIZE, SQUARE, Block
 _OPERATOR = "mx_product"
 #: Rows of a consumer warpgroup, columns of a product, codes of a stage, columns stored at once.
 ROWS, COLUMNS, DEPTH, STORED = 64, 128, 128, 64
+#: Of the ring of codes and scales.
+STAGES = 5
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _BLOCKS = (ALONG_COLUMNS, SQUARE)
 _MOST_ROWS = 1 << 30
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """How the kernel cuts the work: `groups` consumers of 64 rows by 128 columns.
+#: A thread has at the launch: 65536 over two consumers and the producer, of 128 threads each.
+REGISTERS = 168
+#: Rows of a tile, of two consumers.
+TILE = 2 * ROWS
 
-    stages: of the ring of codes and scales. parts: partial products of a consumer, in turns.
-    """
 
-    groups: int
-    stages: int
-    parts: int
-
-    @property
-    def registers(self) -> int:
-        """A thread has at the launch: 65536 over 128 threads a consumer and for the producer."""
-        return {2: 168, 3: 128}[self.groups]
-
-    @property
-    def rows(self) -> int:
-        """Of a tile."""
-        return self.groups * ROWS
-
-    @property
-    def padded_rows(self) -> int:
-        """Of a tile's scales."""
-        return 128 if self.groups == 2 else 256
-
-    def shared_bytes(self, dtype: torch.dtype, b_square: bool) -> int:
-        """Of codes, scales, staged results and barriers."""
-        lines = self.padded_rows + _lines(b_square)
-        codes = DEPTH * (self.rows + COLUMNS)
-        staged = self.rows * STORED * dtype.itemsize
-        return self.stages * (codes + 4 * (DEPTH // BLOCK_SIZE) * lines + 16) + staged
+def shared_bytes(stages: int, dtype: torch.dtype, b_square: bool) -> int:
+    """Of codes, scales, staged results and barriers."""
+    codes = DEPTH * (TILE + COLUMNS)
+    scales = 4 * (DEPTH // BLOCK_SIZE) * (TILE + _lines(b_square))
+    return stages * (codes + scales + 16) + TILE * STORED * dtype.itemsize
 
 
 def _lines(b_square: bool) -> int:
     """Scales of a tile's columns and one block."""
     return COLUMNS // BLOCK_SIZE if b_square else COLUMNS
-
-
-def tiling_of(dtype: torch.dtype, b_square: bool) -> Tiling:
-    """The tiling of a call."""
-    if b_square:
-        return Tiling(3, 4, 2)
-    return Tiling(2, 4 if dtype == torch.float32 else 5, 2)
 
 
 def mx_product_problem(
@@ -108,14 +81,12 @@ def mx_product(
     a_block: Block = ALONG_COLUMNS,
     b_block: Block = ALONG_COLUMNS,
     dtype: torch.dtype = torch.float32,
-    tiling: Tiling | None = None,
 ) -> Tensor:
     """C = A B^T of MX tensors in E4M3, `[m, n]`: products by FP8 tensor cores, sums in float32.
 
     a `[m, k]`, b `[n, k]`: codes, uint8, as `mx_quantize` returns them; both along k, as a weight
         is stored. a_scales, b_scales: plain E8M0 scales of blocks (1, 32) or (32, 32) of theirs.
     dtype: of C, rounded once.
-    tiling: instead of the one measured best.
 
     A block's partial product has the accuracy of the tensor cores, not of float32
     (docs/kernels/mx_hopper.md); what the scales multiply and add is float32. The product of the
@@ -144,7 +115,6 @@ def mx_product(
         _launch(
             _codes(a), a_scales.contiguous(), _codes(b), b_scales.contiguous(), out,
             (a_block == SQUARE, b_block == SQUARE),
-            tiling or tiling_of(dtype, b_block == SQUARE),
         )  # fmt: skip
     return out
 
@@ -156,43 +126,33 @@ def _launch(
     b_scales: Tensor,
     out: Tensor,
     squares: tuple[bool, bool],
-    tiling: Tiling,
 ) -> None:
     (rows, depth), columns = a.shape, b.shape[0]
     a_square, b_square = squares
-    row_tiles, column_tiles = -(-rows // tiling.rows), -(-columns // COLUMNS)
+    row_tiles, column_tiles = -(-rows // TILE), -(-columns // COLUMNS)
     steps = -(-depth // DEPTH)
-    a_wide = _widened(
-        a_scales, rows, steps, tiling.rows, tiling.padded_rows, BLOCK_SIZE if a_square else 1
-    )
-    lines = _lines(b_square)
-    b_wide = _widened(
-        b_scales, -(-columns // BLOCK_SIZE) if b_square else columns, steps, lines, lines, 1
-    )
-    constants = (tiling.groups, tiling.stages, tiling.parts, b_square)
-    note_used(
-        "hopper_mx_product",
-        f"{tiling.rows}x{COLUMNS}x{DEPTH}, {tiling.stages} stages, {tiling.parts} parts",
-    )
+    squares_of_b = -(-columns // BLOCK_SIZE)
+    a_wide = _widened(a_scales, rows, steps, TILE, BLOCK_SIZE if a_square else 1)
+    b_wide = _widened(b_scales, squares_of_b if b_square else columns, steps, _lines(b_square), 1)
+    constants = (STAGES, b_square)
+    note_used("hopper_mx_product", f"{TILE}x{COLUMNS}x{DEPTH}, {STAGES} stages")
     relaunch(
         _kernels()[0], min(row_tiles * column_tiles, multiprocessors(a)), a.device,
         (out.dtype, constants),
         matrix_descriptor(a, ROWS, DEPTH), matrix_descriptor(b, COLUMNS, DEPTH),
         matrix_descriptor(out, ROWS, STORED), a_wide, b_wide,
         steps, row_tiles, column_tiles, *constants,
-        num_warps=4, maxnreg=tiling.registers,
+        num_warps=4, maxnreg=REGISTERS,
     )  # fmt: skip
 
 
-def _widened(
-    scales: Tensor, lines: int, steps: int, tile: int, padded: int, shared_by: int
-) -> Tensor:
-    """Scales of `lines` as `widen_kernel` writes them, tiles of `tile` lines in `padded`."""
+def _widened(scales: Tensor, lines: int, steps: int, tile: int, shared_by: int) -> Tensor:
+    """Scales of `lines` as `widen_kernel` writes them; shared_by: lines that share one."""
     tiles = -(-lines // tile)
-    wide = torch.empty(tiles, steps, 4, padded, dtype=torch.float32, device=scales.device)
+    wide = torch.empty(tiles, steps, 4, tile, dtype=torch.float32, device=scales.device)
     _kernels()[1][(tiles, steps)](
         scales, wide, lines, scales.shape[1], steps,
-        TILE=tile, PADDED=padded, SHARED_BY=shared_by, num_warps=4,
+        TILE=tile, SHARED_BY=shared_by, num_warps=4,
     )  # fmt: skip
     return wide
 
