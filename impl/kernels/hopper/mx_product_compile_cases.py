@@ -13,7 +13,6 @@ from jagbench.impl.kernels.hopper.mx_product_launch import (
     TILE,
 )
 
-
 #: Bytes of stack a thread: scalars of a tile.
 _SCALARS = 32
 
