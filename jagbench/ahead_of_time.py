@@ -234,7 +234,9 @@ def _with_layout(text: str) -> str:
     found = re.fullmatch(r"tensordesc<(\w+)\[([\d, ]+)\]>", text)
     if found is None:
         return text
-    element = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}[found[1]]
+    element = {
+        "bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32, "fp8e4nv": gl.float8e4nv
+    }[found[1]]  # fmt: skip
     block = [int(size) for size in found[2].split(",")]
     layout = gl.NVMMASharedLayout.get_default_for(block, element)
     return f"{text[:-1]},{layout!r}>"

@@ -17,6 +17,7 @@ from jagbench.impl.kernels.hopper.forward_launch import (
     MAX_REGISTERS,
     forward_tiles,
 )
+from jagbench.impl.kernels.hopper.mx_product_compile_cases import CASES as MX_HOPPER_CASES
 from jagbench.impl.kernels.mx_attention_compile_cases import CASES as MX_ATTENTION_CASES
 from jagbench.impl.kernels.mx_compile_cases import CASES as MX_CASES
 from jagbench.impl.kernels.mx_matmul_compile_cases import CASES as MX_PRODUCT_CASES
@@ -439,4 +440,5 @@ CASES: tuple[CompileCase, ...] = (
     *MX_ATTENTION_CASES,
     *MX_NORM_CASES,
     *MX_PROJECTION_CASES,
+    *MX_HOPPER_CASES,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -48,4 +48,38 @@ def _view(stride: int, width: int, rows: int, columns: int, dtype: torch.dtype) 
         [2**34 - stride, stride, stride, 1],
         box,
         gl.NVMMASharedLayout.get_default_for(box, element),
+    )
+
+
+def matrix_descriptor(x: Tensor, rows: int, columns: int) -> Any:
+    """TMA view of a matrix `[m, n]`, n side by side, in boxes of `[rows, columns]`.
+
+    x: not empty, from a 16-byte boundary, and so is each of its rows.
+    """
+    stride = x.stride(0) if x.shape[0] > 1 else x.shape[1]
+    view = _matrix_view(x.shape[0], x.shape[1], stride, rows, columns, x.dtype)
+    made = object.__new__(type(view))
+    made.__dict__.update(view.__dict__)
+    made.base = x
+    return made
+
+
+# Bounded: batches of jagged data have as many numbers of rows as there are batches.
+@lru_cache(maxsize=512)
+def _matrix_view(
+    height: int, width: int, stride: int, rows: int, columns: int, dtype: torch.dtype
+) -> Any:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    element = {
+        torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32,
+        torch.float8_e4m3fn: gl.float8e4nv,
+    }[dtype]  # fmt: skip
+    return TensorDescriptor(
+        torch.empty(16, dtype=dtype, device="cpu"),
+        [height, width],
+        [stride, 1],
+        [rows, columns],
+        gl.NVMMASharedLayout.get_default_for([rows, columns], element),
     )
