@@ -88,9 +88,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    start = time.monotonic()
+    where, start = environment.detect(options.device), time.monotonic()
     found = measure(options.impl, DTYPES[options.dtype], options.device, tuple(MEASURES), SEEDS)
-    where = environment.detect(options.device)
     command = f"python benchmarks/sqnr.py --impl={options.impl} --device={options.device}"
     record: dict[str, object] = {
         "schema": SCHEMA,
