@@ -267,12 +267,13 @@ def provenance(found: Found) -> str:
         if name.endswith("db") and "log-normal" not in str(row["case"].get("data"))
         and row["table"] != "rounding"
     )  # fmt: skip
-    return (
-        f"`{content['command']}` at {where['commit'][:7]}, torch {where['torch']}, "
-        f"{content['dtype']}, seeds {', '.join(map(str, content['seeds']))}. A figure is the mean "
-        f"over\nseeds, which differ by {spread:.1f} dB at most "
-        "(log-normal values and mean roundings apart)."
-    )
+    seeds = ", ".join(map(str, content["seeds"]))
+    return "\n".join([
+        f"`{content['command']}`",
+        f"at {where['commit'][:7]}, torch {where['torch']}, in {content['dtype']}. A figure is the "
+        f"mean over seeds {seeds}, which",
+        f"differ by {spread:.1f} dB at most (log-normal values and roundings apart).",
+    ])  # fmt: skip
 
 
 TABLES: Mapping[str, Callable[[Found], str]] = {
