@@ -11,9 +11,9 @@ from torch import Tensor
 
 from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, SQUARE, Block, ElemDtype, ScaleMode
 from jagbench.reference import mx_dequantize
-from jagbench.reference.mx_norm import mx_rms_norm
 from jagbench.reference.mx_blocks import spread
 from jagbench.reference.mx_formats import decode, decode_scales, encode, format_of
+from jagbench.reference.mx_norm import mx_rms_norm
 from jagbench.reference.norm import rms_norm
 
 ROWS, COLUMNS = 512, 1024
