@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -13,6 +14,7 @@ from jagbench.execution import Outcome, run
 from jagbench.inputs import Inputs
 from jagbench.mx import AttentionRecipe
 from jagbench.reference import OPERATORS
+from jagbench.spec import Operator
 from jagbench.suite import shapes
 from jagbench.suite.candidate import Candidate, differing
 
@@ -108,6 +110,28 @@ def test_powers_of_two_pass_through_values(candidate: Candidate) -> None:
     outcome = candidate.run(other, backward=True)
     factors = {"out": 8.0, "grad v": 4.0, "grad q": 32.0, "grad k": 32.0}
     assert not differing({n: plain[n] * f for n, f in factors.items()}, outcome)
+
+
+@pytest.mark.quantised
+@pytest.mark.operators_with("recipe", "causal")
+@pytest.mark.parametrize("value", [1e4, math.inf, math.nan], ids=["large", "inf", "nan"])
+def test_the_gradient_of_a_query_without_keys_has_no_part_in_its_square(
+    candidate: Candidate, operator: Operator, value: float
+) -> None:
+    """The output is 0 there whatever the arguments: dO may be anything, and moves no scale."""
+    settings = candidate.settings
+    inputs = shapes.attention(
+        operator, [40], [25], dtype=settings.main_dtype, device=settings.device, causal=True,
+        recipe=AttentionRecipe("e2m1", "e2m1", gradient_rounding="nearest"),
+    )  # fmt: skip
+    assert inputs.upstream is not None
+    first = torch.arange(40, device=inputs.device)[:, None, None] < 15
+
+    def with_first(number: float) -> Inputs:
+        return dataclasses.replace(inputs, upstream=torch.where(first, number, inputs.upstream))
+
+    outcome = candidate.run(with_first(value), backward=True)
+    assert not differing(candidate.run(with_first(0.0), backward=True), outcome)
 
 
 @ATTENTION
