@@ -17,6 +17,7 @@ from jagbench.reference import OPERATORS
 from jagbench.spec import Operator
 from jagbench.suite import shapes
 from jagbench.suite.candidate import Candidate, differing
+from jagbench.workloads.mx_recipes import PLAIN
 
 Check = Callable[[Inputs, Outcome], None]
 
@@ -40,9 +41,9 @@ def _draw(candidate: Candidate, lengths: list[int], **options: object) -> Inputs
 
 
 def _plain(inputs: Inputs) -> Mapping[str, Tensor]:
-    """The same call of jagged_attention, float64."""
+    """The same call of the operator that does not quantise, float64."""
     options = {n: v for n, v in inputs.options.items() if n != "recipe"}
-    record = OPERATORS["jagged_attention"]
+    record = OPERATORS[PLAIN[inputs.operator.name]]
     call = dataclasses.replace(inputs, operator=record, options=options)
     return run(record.reference, call.to(torch.float64), backward=True)
 
@@ -73,6 +74,29 @@ def test_attention_said_to_be_quantised_is(candidate: Candidate) -> None:
     for name in ("out", "grad q", "grad k", "grad v"):
         error = float((outcome[name].double() - plain[name]).norm() / plain[name].norm())
         assert 0.01 < error < 0.12, f"{name}: {error:.3g}"
+
+
+#: Least dB of GDPA on quantised operands against the plain one: 1.5 below what the truth has at 512
+#: tokens (`results/sqnr/jagbench.reference.json`, gradients to nearest).
+GDPA_GATES = {"out": 23.7, "grad q": 23.2, "grad k": 23.2, "grad v": 23.8}
+
+
+@pytest.mark.operator("mx_gdpa")
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_gdpa_is_as_near_to_the_plain_operator_as_mxfp8_is(
+    candidate: Candidate, causal: bool
+) -> None:
+    """SQNR of the output and of each gradient; above 40 dB nothing would be quantised."""
+    settings = candidate.settings
+    inputs = shapes.attention(
+        "mx_gdpa", [128], heads=1, dim=64, dtype=settings.main_dtype, device=settings.device,
+        pre_scale=1 / 8, causal=causal, recipe=NEAREST,
+    )  # fmt: skip
+    outcome, plain = candidate.run(inputs, backward=True), _plain(inputs)
+    for name, least in GDPA_GATES.items():
+        noise = float((outcome[name].double() - plain[name]).square().sum())
+        found = 10 * math.log10(float(plain[name].square().sum()) / max(noise, 1e-300))
+        assert least <= found < 40.0, f"{name}: {found:.1f} dB, want {least} to 40"
 
 
 @ATTENTION
