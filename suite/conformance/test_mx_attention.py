@@ -148,11 +148,12 @@ def test_the_gradient_of_a_query_without_keys_has_no_part_in_its_square(
         operator, [40], [25], dtype=settings.main_dtype, device=settings.device, causal=True,
         recipe=AttentionRecipe("e2m1", "e2m1", gradient_rounding="nearest"),
     )  # fmt: skip
-    assert inputs.upstream is not None
+    upstream = inputs.upstream
+    assert upstream is not None
     first = torch.arange(40, device=inputs.device)[:, None, None] < 15
 
     def with_first(number: float) -> Inputs:
-        return dataclasses.replace(inputs, upstream=torch.where(first, number, inputs.upstream))
+        return dataclasses.replace(inputs, upstream=torch.where(first, number, upstream))
 
     outcome = candidate.run(with_first(value), backward=True)
     assert not differing(candidate.run(with_first(0.0), backward=True), outcome)
