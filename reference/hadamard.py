@@ -15,6 +15,7 @@ from torch import Tensor
 
 from jagbench.mx import HADAMARD_SIZES, Stream, check_hadamard, check_seed
 from jagbench.reference import arguments
+from jagbench.reference.autocast import outside_autocast
 from jagbench.reference.draws import draws
 
 
@@ -42,6 +43,7 @@ def random_signs(size: int, seed: int) -> Tensor:
     return (1 - 2 * (bits >> 31)).to(torch.float64)
 
 
+@outside_autocast
 def random_hadamard(
     x: Tensor, *, size: int = 32, seed: int, dim: int = -1, inverse: bool = False
 ) -> Tensor:

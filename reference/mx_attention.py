@@ -19,6 +19,7 @@ from jagbench.bias import BucketedBias
 from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, AttentionRecipe, Stream
 from jagbench.pairs import Align, Window
 from jagbench.reference import arguments
+from jagbench.reference.autocast import in_autocast_dtype, outside_autocast
 from jagbench.reference.mx_jagged import (
     Rule,
     check_recipe,
@@ -66,11 +67,13 @@ def mx_attention(
     Q, K, dO and dS are in squares; P lies along the dim it is summed over, and V by `value_block`.
     The sum is over P as it was before its quantisation, unless the recipe says "quantized". The
     gradient of the bias is dS, not quantised. Everything between the products is float32 (float64
-    for float64); outputs and gradients are rounded once.
+    for float64); outputs and gradients are rounded once. Under autocast
+    q, k and v are taken in its dtype.
 
     Raises ValueError for arguments that do not fit, with their numbers.
     """
     check_recipe(recipe)
+    q, k, v = in_autocast_dtype(q, k, v)
     mask = arguments.Mask(causal, align, window, prefix, last_full)
     own = sequences(q, k, v, q_offsets, k_offsets, mask, (max_q_len, max_k_len))
     pairs = [one.seen.numel() for one in own]
@@ -101,6 +104,7 @@ class _Attend(torch.autograd.Function):
     """Out `[heads, m, dv]` and lse `[heads, m]` of one sequence; bias `[heads or 1, m, n]`."""
 
     @staticmethod
+    @outside_autocast
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: _Call
     ) -> tuple[Tensor, Tensor]:
@@ -121,6 +125,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, k, v and bias, as if quantisation were the identity."""
         q, k, v, bias, out, lse = ctx.saved_tensors
@@ -129,6 +134,7 @@ class _Attend(torch.autograd.Function):
         queries, keys = quantized_queries(q, call), quantized_keys(k, heads, call)
         scores = _scores(queries, keys, bias, call)
         weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+        # The output of a row without keys is 0 whatever its arguments: its gradient has no part.
         grad = torch.where(call.seen.any(1)[:, None], grad, 0.0)
         held_grad = quantized_output_gradient(grad, call)
         inner = (wide(grad) * wide(out)).sum(-1, keepdim=True)

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from jagbench.mx import ALONG_COLUMNS, ALONG_ROWS, AttentionRecipe, Stream
 from jagbench.pairs import Align, Window
 from jagbench.reference import activations, arguments
+from jagbench.reference.autocast import in_autocast_dtype, outside_autocast
 from jagbench.reference.mx_jagged import (
     Rule,
     check_recipe,
@@ -59,9 +60,10 @@ def mx_gdpa(
     backward  dS = act'(X) (dO^ V^^T); dV = post_scale P^^T dO^; dQ = pre_scale post_scale dS^ K^;
               dK = pre_scale post_scale dS^^T Q^
 
-    Masked pairs have P = dS = 0. Q, K, dO and dS are in squares; P, with a scale a block, lies
-    along the dim it is summed over, and V by `value_block`. Everything between the products is
-    float32 (float64 for float64); outputs and gradients are rounded once.
+    Masked pairs have P = dS = 0; a query without keys has dO = 0. Q, K, dO and dS are in squares;
+    P, with a scale a block, lies along the dim it is summed over, and V by `value_block`.
+    Everything between the products is float32 (float64 for float64); outputs and gradients are
+    rounded once. Under autocast q, k and v are taken in its dtype.
 
     Raises ValueError for arguments that do not fit, and for a recipe with a fixed scale of P.
     """
@@ -71,6 +73,7 @@ def mx_gdpa(
             f"weight_scale must be 'block': the weights of GDPA have no bound, "
             f"got {recipe.weight_scale!r}"
         )
+    q, k, v = in_autocast_dtype(q, k, v)
     mask = arguments.Mask(causal, align, window, prefix, last_full)
     own = sequences(q, k, v, q_offsets, k_offsets, mask, (max_q_len, max_k_len))
     names = activations.by_head(activation, q.shape[1])
@@ -107,6 +110,7 @@ class _Attend(torch.autograd.Function):
     """Out `[heads, m, dv]` of one sequence."""
 
     @staticmethod
+    @outside_autocast
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
         """O = post_scale P^ V^."""
         heads = q.shape[0]
@@ -119,6 +123,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, k and v, as if quantisation were the identity."""
         q, k, v = ctx.saved_tensors
@@ -126,6 +131,8 @@ class _Attend(torch.autograd.Function):
         heads, kv_heads = q.shape[0], k.shape[0]
         queries, keys = quantized_queries(q, call), quantized_keys(k, heads, call)
         x = call.arguments(queries, keys)
+        # The output of a row without keys is 0 whatever its arguments: its gradient has no part.
+        grad = torch.where(call.seen.any(1)[:, None], grad, 0.0)
         held_grad = quantized_output_gradient(grad, call)
         grad_weights = held_grad @ quantized_values(v, heads, call, backward=True).mT
         grad_x = torch.where(call.seen, call.slopes(x) * grad_weights, 0.0)

@@ -25,11 +25,13 @@ from jagbench.mx import (
     Stream,
 )
 from jagbench.reference import arguments
+from jagbench.reference.autocast import in_autocast_dtype, outside_autocast
 from jagbench.reference.hadamard import random_hadamard
 from jagbench.reference.mx import mx_dequantize, random_bits
 from jagbench.reference.mx_blocks import Blocks, rounded
 
 
+@outside_autocast
 def mx_matmul(
     a: Tensor,
     a_scales: Tensor,
@@ -75,6 +77,7 @@ def mx_linear(
 
     x `[..., features]`; weight `[out_features, features]` and bias `[out_features]` in x's dtype.
     float64, float32, float16 and bfloat16; sums are float32 (float64 for float64), rounded once.
+    Under autocast all are taken in its dtype.
 
     Gradients pass through the quantisation as if it were the identity:
     dX = Q(dY) Q(W), dW = Q(dY)^T Q(x) or dY^T x, db = the sum of dY. Blocks along the tokens run
@@ -82,6 +85,7 @@ def mx_linear(
 
     Returns `[..., out_features]`. Raises ValueError for arguments that do not fit.
     """
+    x, weight, bias = in_autocast_dtype(x, weight, bias)
     _check_linear(x, weight, bias)
     if not isinstance(recipe, LinearRecipe):
         raise ValueError(f"recipe must be a LinearRecipe, got {type(recipe).__name__}")
@@ -94,6 +98,7 @@ class _Linear(torch.autograd.Function):
     """x `[tokens, features]`, weight `[out_features, features]`."""
 
     @staticmethod
+    @outside_autocast
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, recipe: LinearRecipe, bias: Tensor | None
     ) -> Tensor:
@@ -109,6 +114,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """dX, dW, nothing for the recipe, db."""
         x, weight = ctx.saved_tensors

@@ -32,6 +32,9 @@ from jagbench.spec import PAIRS, ROWS, SHARED, Flips, Operator
 #: in E4M3, where quantisation itself brings in 4e-2. In half precision dS differs in 6e-3 to
 #: 2e-2 of its codes, because the output of which D is taken has been rounded; so it does in the
 #: naive run, of whose error a multiple is allowed.
+#:
+#: The worst element may be off by a step of the largest (`Flips.step`, 1/8 in E4M3): one element
+#: that is wrong by less is not seen by itself, only in the norm of its tensor and sequence.
 SHARE = 1e-4
 
 

@@ -62,6 +62,7 @@ def one_head(q, k, v, grad, seen, recipe, weigh):
     other = (1, 32) if recipe.value_block == ALONG_ROWS else SQUARE
     qh, kh = quantized(q, form, SQUARE, mode), quantized(k, form, SQUARE, mode)
     vh, vt = quantized(v, form, recipe.value_block, mode), quantized(v, form, other, mode)
+    grad = torch.where(seen.any(1)[:, None], grad, 0.0)
     gh = quantized(grad, recipe.gradient_elem_dtype, SQUARE, mode)
     return weigh(qh, kh, vh, gh, gh @ vt.T)
 

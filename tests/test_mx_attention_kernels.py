@@ -277,6 +277,7 @@ def test_tokens_of_no_pair_may_hold_anything():
     arguments, grad = call([50], [20])
     grad[:30] = math.inf
     assert_like_the_truth(arguments, grad, causal=True)
+    assert_like_the_truth(arguments, grad, causal=True, **GELU)
     arguments, grad = call([20], [64])
     arguments["k"][32:], arguments["v"][32:] = math.nan, math.inf
     assert_like_the_truth(arguments, grad, causal=True, align="start")

@@ -230,6 +230,20 @@ def test_every_head_sequence_and_query_has_draws_of_its_own():
             assert torch.equal(dq[:32, 0], other) == equal
 
 
+@pytest.mark.parametrize("operator", [mx_attention, mx_gdpa])
+def test_the_gradient_of_a_query_without_keys_has_no_part_in_its_square(operator):
+    q, k, v, grad, q_offsets, k_offsets = call([40], [25])
+    options = {"recipe": AttentionRecipe("e2m1", "e2m1"), "causal": True}
+    options |= {"activation": "silu"} if operator is mx_gdpa else {}
+    found = []
+    for value in (0.0, 1e6, math.inf, math.nan):
+        grad[:15] = value
+        found.append(results(operator, q, k, v, grad, q_offsets, k_offsets, **options))
+    for one in found:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], one, strict=True))
+        assert all(bool(torch.isfinite(t).all()) for t in one)
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 

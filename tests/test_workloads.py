@@ -481,6 +481,10 @@ BYTES = {
     ("mx_quantize-32x32-boundary-maxima-e4m3-rceil", "float32"): "8843470add535a97",
     ("mx_quantize-1x32-end-scales-e2m1-ceil", "bfloat16"): "70e0f2c88f55a0ab",
     ("mx_quantize-32x1-not-numbers-e5m2-ceil", "float16"): "38407d398ff1509d",
+    ("mx_linear-wgrad-mx-outliers", "float32"): "e32369a314b04df5",
+    ("mx_matmul-32x32-e4m3-e5m2", "bfloat16"): "76395f534296d946",
+    ("mx_attention-gqa-cross", "float16"): "b021d95d6580b928",
+    ("mx_gdpa-large-scores", "float32"): "ffb6dfb3ffc329da",
 }
 DIGESTS = {
     "gdpa-self-l1024-fill0.5-jagged": "61df80dd31f31c54",
@@ -496,4 +500,8 @@ DIGESTS = {
     "norm_linear-layer-m524288-k512-n512": "91b081937dbac85e",
     "mx_quantize-1x32-m1048576-k512": "22588a759499ad31",
     "mx_quantize-32x32-jagged-history": "6702460c17936f9b",
+    "mx_linear-m262144-k512-n512-wgrad-mx": "01107e2dc5882b75",
+    "mx_matmul-1x32-4096": "ea0db866364cee90",
+    "mx_attention-tlx-l4096": "06e0b141f53de897",
+    "mx_gdpa-self-l1024-fill0.5-jagged": "a7f355e1f19ba031",
 }

@@ -14,6 +14,7 @@ from jagbench.impl.kernels.arguments import (
     check_both_offsets,
     empty_output,
     geometry_of,
+    kernel_layout,
     tensor_arguments,
 )
 from jagbench.impl.kernels.attention_launch import (
@@ -28,6 +29,7 @@ from jagbench.impl.kernels.mx_attention_launch import (
     ForwardCall,
     launch_backward,
     launch_forward,
+    seen_rows,
 )
 from jagbench.impl.kernels.mx_attention_operands import (
     Operand,
@@ -163,17 +165,18 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients that `needs` asks for (query, key and value); others are empty tensors."""
     geometry = geometry_of(q_codes, k_codes, v_codes, q_offsets, k_offsets)
-    rule = decode_recipe(recipe)
+    seen, rule = Mask.decode(mask), decode_recipe(recipe)
     code, chosen, ids = activation_arguments(activation, d_out.device)
-    d_out = d_out.reshape(geometry.out_rows, geometry.heads, geometry.v_dim)
+    d_out = kernel_layout(d_out.reshape(geometry.out_rows, geometry.heads, geometry.v_dim))
     with torch.cuda.device_of(d_out):
+        d_out = seen_rows(d_out, q_offsets, k_offsets, geometry, seen)
         saved = Saved(
             Operand(q_codes, q_scales), Operand(k_codes, k_scales), Operand(v_codes, v_scales),
             quantised_output_gradient(d_out, q_offsets, k_offsets, geometry, rule),
         )  # fmt: skip
         call = BackwardCall(
             geometry=geometry,
-            mask=Mask.decode(mask),
+            mask=seen,
             schedule=Schedule(),
             activation=code,
             activation_set=chosen,

@@ -32,6 +32,7 @@ def _autocast(candidate: Candidate) -> torch.autocast:
     return torch.autocast(candidate.settings.device.type, dtype=LOW)
 
 
+@pytest.mark.quantised
 @pytest.mark.differentiable
 def test_autocast_keeps_low_precision_results(
     candidate: Candidate, operator: Operator, check: Check
@@ -44,6 +45,7 @@ def test_autocast_keeps_low_precision_results(
     check(inputs, outcome)
 
 
+@pytest.mark.quantised
 @pytest.mark.differentiable
 def test_autocast_returns_gradients_in_each_input_dtype(
     candidate: Candidate, operator: Operator, check: Check
@@ -123,6 +125,23 @@ def test_compiled_results_are_within_budget(
         check(inputs, run(compiled, inputs.clone(), backward=True))
 
 
+@pytest.mark.quantised
+@pytest.mark.operators_with("recipe")
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_operator_that_quantises_is_within_budget(
+    candidate: Candidate, operator: Operator, check: Check
+) -> None:
+    """As above, on one sequence and one shape: a truth that quantises is long to trace."""
+    function = candidate.settings.implementation.get(operator.name)
+    compiled = torch.compile(function, backend="aot_eager", dynamic=False)
+    settings = candidate.settings
+    inputs = shapes.attention(
+        operator, [33], heads=1, dtype=settings.main_dtype, device=settings.device
+    )
+    check(inputs, run(compiled, inputs.clone(), backward=True))
+
+
+@pytest.mark.quantised
 def test_fake_tensors_have_the_strides_of_real_ones(
     candidate: Candidate, operator: Operator
 ) -> None:

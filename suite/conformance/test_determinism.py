@@ -13,6 +13,7 @@ def _repeats(candidate: Candidate) -> int:
     return 3 if candidate.settings.device.type == "cpu" else 20
 
 
+@pytest.mark.quantised
 @pytest.mark.cases(limit=2)
 def test_outputs_are_bit_equal_over_repeats(candidate: Candidate, case: Case) -> None:
     """The forward gives the same bits every time, `deterministic` or not."""
@@ -24,6 +25,7 @@ def test_outputs_are_bit_equal_over_repeats(candidate: Candidate, case: Case) ->
 
 
 @pytest.mark.differentiable
+@pytest.mark.quantised
 @pytest.mark.cases(limit=2)
 def test_deterministic_gradients_are_bit_equal_over_repeats(
     candidate: Candidate, case: Case

@@ -205,6 +205,15 @@ def test_leading_dims_are_rows_and_strides_do_not_matter(candidate: Candidate) -
     assert not differing(flat, outcome)
 
 
+def test_autocast_leaves_every_bit(candidate: Candidate) -> None:
+    """Of arguments in the low precision: sums are float32, and the transform is."""
+    inputs = _call(candidate, DRAWN, 70, bias=True).to(torch.bfloat16)
+    plain = candidate.run(inputs, backward=True)
+    with torch.autocast(candidate.settings.device.type, dtype=torch.bfloat16):
+        outcome = candidate.run(inputs, backward=True)
+    assert not differing(plain, outcome)
+
+
 def _with(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], Inputs]:
     return lambda inputs: inputs.replace(**{name: change(inputs.tensors()[name])})
 

@@ -18,6 +18,22 @@ def _workload(target: str, test: str, *names: str) -> tuple[Fault, ...]:
     return _on(f"products:{target}", test, *names)
 
 
+def _exact(target: str, operator: str, test: str, elem: str = "e4m3") -> Fault:
+    caught_by = f"test_mx_representable.py::test_{test}"
+    return Fault(f"products:{target}", operator, caught_by, parameter=elem)
+
+
+def _generic(target: str, test: str, operator: str, parameter: str = "") -> Fault:
+    return Fault(f"products:{target}", operator, test, parameter=parameter or operator)
+
+
+OWN_KEY = "each_query_to_its_own_key_is_exact"
+NOTHING = (
+    "test_mx_attention.py::test_the_gradient_of_a_query_without_keys_has_no_part_in_its_square"
+)
+GDPA = "test_mx_attention.py::test_gdpa_is_as_near_to_the_plain_operator_as_mxfp8_is"
+AUTOCAST = "test_autocast_and_compile.py::test_autocast_keeps_low_precision_results"
+
 PRODUCT_FAULTS: tuple[Fault, ...] = (
     *_workload("takes_floor_for_rceil_in_products", FORWARD, "mx_linear-default-smoke"),
     *_workload("scales_products_off_by_one", FORWARD, "mx_linear-default-k72-n40"),
@@ -45,5 +61,21 @@ PRODUCT_FAULTS: tuple[Fault, ...] = (
     *_workload("passes_off_plain_attention", FORWARD, "mx_attention-default"),
     *_workload("passes_off_plain_attention", BACKWARD, "mx_attention-default"),
     *_workload("cuts_gradients_by_the_buffer", BACKWARD, "mx_attention-e2m1"),
+    _generic("passes_off_plain_gdpa", GDPA, "mx_gdpa", "full"),
+    _exact(
+        "takes_scales_one_higher", "mx_linear", "a_linear_layer_of_representable_inputs_is_exact"
+    ),
+    _exact(
+        "takes_scales_one_higher",
+        "mx_linear",
+        "a_quantised_weight_gradient_of_representable_inputs_is_exact",
+        "e5m2",
+    ),
+    _exact("takes_attention_scales_one_higher", "mx_attention", f"attention_of_{OWN_KEY}"),
+    _exact("takes_attention_scales_one_higher", "mx_gdpa", f"gdpa_of_{OWN_KEY}"),
+    _generic("scales_by_gradients_of_nothing", NOTHING, "mx_attention", "mx_attention-inf"),
+    _generic("scales_by_gradients_of_nothing", NOTHING, "mx_gdpa", "mx_gdpa-large"),
+    _generic("multiplies_in_autocast", AUTOCAST, "mx_attention"),
+    _of("multiplies_in_autocast", "autocast_leaves_every_bit"),
     *_workload("ignores_the_scales_of_b", FORWARD, "mx_matmul-1x32-smoke"),
 )

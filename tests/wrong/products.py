@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jagbench.mx import ALONG_COLUMNS, SQUARE
-from jagbench.reference import jagged_attention, mx_attention, mx_linear, mx_matmul
+from jagbench.reference import gdpa, jagged_attention, mx_attention, mx_gdpa, mx_linear, mx_matmul
 from jagbench.reference import mx_blocks as blocks
 from jagbench.reference.mx_jagged import Rule, quantized_values, quantized_weights
 from wrong.right import RIGHT
@@ -135,6 +135,28 @@ def _off_by_one(x: Tensor, form: Any, *random: Any) -> Tensor:
 scales_products_off_by_one = _linear("rounded", _off_by_one)
 
 
+def _one_higher(x: Tensor, form: Any, *random: Any) -> Tensor:
+    scales = (
+        blocks.scale_codes(blocks.block_maxima(x, form.block), form.elem_dtype, form.scale_mode) + 1
+    )
+    codes = blocks.elements(x, scales, form, *random)
+    return blocks.dequantize(codes, scales, form).to(x.dtype)
+
+
+#: Every scale is one higher than it should be, where codes are made as where they are read.
+takes_scales_one_higher = _linear("rounded", _one_higher)
+
+
+def _gradients_of_nothing(function: Callable[..., Any], module: str) -> Callable[..., Any]:
+    where = torch.where
+
+    def keeps(condition: Tensor, x: Any, other: Any) -> Tensor:
+        plain = isinstance(other, float) and condition.shape[-1] == 1
+        return x if plain and other == 0.0 else where(condition, x, other)
+
+    return _planted(function, {f"{module}.torch.where": keeps})
+
+
 def _first_only() -> Callable[..., Tensor]:
     from jagbench.reference.hadamard import random_hadamard
 
@@ -178,6 +200,8 @@ def _plain_attention(*arguments: Any, recipe: Any, **options: Any) -> Any:
     return jagged_attention(*arguments, **options)
 
 
+#: GDPA that quantises nothing.
+passes_off_plain_gdpa = replace(RIGHT, mx_gdpa=lambda *a, recipe, **o: gdpa(*a, **o))
 #: Attention that quantises nothing.
 passes_off_plain_attention = replace(RIGHT, mx_attention=_plain_attention)
 
@@ -195,6 +219,29 @@ def _shifted(self: Any, x: Tensor, stream: int) -> Tensor:
 _RIGHT_GRADIENT = Rule.gradient
 #: Blocks of dO and dS start where the packed buffer's do.
 cuts_gradients_by_the_buffer = replace(RIGHT, mx_attention=_planted(mx_attention, {RULE: _shifted}))
+
+JAGGED = "jagbench.reference.mx_jagged"
+#: As in the linear layer, of Q, K, V, dO and dS.
+takes_attention_scales_one_higher = replace(
+    RIGHT,
+    mx_attention=_planted(mx_attention, {f"{JAGGED}.rounded": _one_higher}),
+    mx_gdpa=_planted(mx_gdpa, {f"{JAGGED}.rounded": _one_higher}),
+)
+#: What dO holds where a query sees nothing is in the scales of its square.
+scales_by_gradients_of_nothing = replace(
+    RIGHT,
+    mx_attention=_gradients_of_nothing(mx_attention, ATTENTION),
+    mx_gdpa=_gradients_of_nothing(mx_gdpa, "jagbench.reference.mx_gdpa"),
+)
+#: Under autocast the products of quantised operands are taken in half precision.
+multiplies_in_autocast = replace(
+    RIGHT,
+    mx_linear=_planted(mx_linear, {"jagbench.reference.autocast._device": lambda values: None}),
+    mx_attention=_planted(
+        mx_attention, {"jagbench.reference.autocast._device": lambda values: None}
+    ),
+    mx_gdpa=_planted(mx_gdpa, {"jagbench.reference.autocast._device": lambda values: None}),
+)
 
 # -- matmul ----------------------------------------------------------------------------------------
 
