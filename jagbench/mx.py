@@ -53,8 +53,13 @@ def check_elem_dtype(elem_dtype: str) -> None:
 
 def check_block(block: Block) -> None:
     """Refuse a block that is none of `BLOCKS`."""
-    if not isinstance(block, tuple) or block not in BLOCKS:
+    if not _one_of(block, BLOCKS):
         raise ValueError(f"block must be one of {BLOCKS} (rows, columns), got {block!r}")
+
+
+def _one_of(block: object, allowed: tuple[Block, ...]) -> bool:
+    """Whether a block is one of some; (32.0, 32.0) equals (32, 32) and is none."""
+    return isinstance(block, tuple) and block in allowed and all(type(n) is int for n in block)
 
 
 def check_scale_mode(scale_mode: str) -> None:
@@ -79,7 +84,7 @@ def check_seed(seed: int | None) -> None:
 
 def check_hadamard(size: int | None) -> None:
     """Refuse a size of the Hadamard transform that is none of `HADAMARD_SIZES` and not None."""
-    if isinstance(size, bool) or (size is not None and size not in HADAMARD_SIZES):
+    if size is not None and (type(size) is not int or size not in HADAMARD_SIZES):
         raise ValueError(f"hadamard must be None or one of {HADAMARD_SIZES}, got {size!r}")
 
 
@@ -116,7 +121,7 @@ class LinearRecipe:
         check_elem_dtype(self.elem_dtype)
         check_elem_dtype(self.gradient_elem_dtype)
         check_scale_mode(self.scale_mode)
-        if self.weight_block not in (SQUARE, ALONG_COLUMNS):
+        if not _one_of(self.weight_block, (SQUARE, ALONG_COLUMNS)):
             raise ValueError(
                 f"weight_block must be {SQUARE} or {ALONG_COLUMNS}, got {self.weight_block!r}"
             )
@@ -159,7 +164,7 @@ class AttentionRecipe:
         check_elem_dtype(self.elem_dtype)
         check_elem_dtype(self.gradient_elem_dtype)
         check_scale_mode(self.scale_mode)
-        if self.value_block not in (SQUARE, ALONG_ROWS):
+        if not _one_of(self.value_block, (SQUARE, ALONG_ROWS)):
             raise ValueError(
                 f"value_block must be {SQUARE} or {ALONG_ROWS}, got {self.value_block!r}"
             )

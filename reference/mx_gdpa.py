@@ -65,7 +65,8 @@ def mx_gdpa(
     Everything between the products is float32 (float64 for float64); outputs and gradients are
     rounded once. Under autocast q, k and v are taken in its dtype.
 
-    Raises ValueError for arguments that do not fit, and for a recipe with a fixed scale of P.
+    Raises ValueError for arguments that do not fit, and for a recipe with a fixed scale
+    of P or a row sum of quantised weights, which GDPA does not form.
     """
     check_recipe(recipe)
     if recipe.weight_scale != "block":
@@ -73,6 +74,8 @@ def mx_gdpa(
             f"weight_scale must be 'block': the weights of GDPA have no bound, "
             f"got {recipe.weight_scale!r}"
         )
+    if recipe.row_sum != "unquantized":
+        raise ValueError(f"GDPA has no row sum to take otherwise, got row_sum {recipe.row_sum!r}")
     q, k, v = in_autocast_dtype(q, k, v)
     mask = arguments.Mask(causal, align, window, prefix, last_full)
     own = sequences(q, k, v, q_offsets, k_offsets, mask, (max_q_len, max_k_len))

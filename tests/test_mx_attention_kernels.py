@@ -342,7 +342,9 @@ def test_arguments_that_do_not_fit_are_refused_with_their_numbers(change, proble
         mx_gdpa(**arguments, **GELU)
 
 
-def test_gdpa_refuses_a_fixed_scale_of_its_weights():
+def test_gdpa_refuses_a_fixed_scale_of_its_weights_and_a_row_sum_it_does_not_form():
     arguments, _ = call([5], [7])
     with pytest.raises(ValueError, match="'fixed'"):
         mx_gdpa(**arguments, recipe=AttentionRecipe(weight_scale="fixed"), **GELU)
+    with pytest.raises(ValueError, match="row_sum 'quantized'"):
+        mx_gdpa(**arguments, recipe=AttentionRecipe(row_sum="quantized"), **GELU)

@@ -257,6 +257,17 @@ def test_each_product_is_quantised_if_and_only_if_it_is_named(forward, backward,
         assert snr(quantised, plain) < 40
 
 
+def test_activations_in_mxfp4_that_round_past_the_largest_float16_stay_finite():
+    layer = under(LinearPrecision(LinearRecipe(), activation_elem_dtype="e2m1")).half()
+    x = torch.zeros(32, 32, dtype=torch.float16)
+    x[0, 0] = 6.2e4
+    with torch.no_grad():
+        layer.weight.fill_(0.25)
+        layer.bias.zero_()
+        found = layer(x)
+    assert torch.equal(found[0], torch.full_like(found[0], 2**14))
+
+
 def test_activations_in_mxfp4_are_what_the_forward_and_the_weight_gradient_read():
     layer = under(LinearPrecision(activation_elem_dtype="e2m1"))
     out, dx, dw = run(layer)
@@ -317,6 +328,9 @@ def test_the_same_step_has_the_same_bits_and_another_has_others():
     assert not torch.equal(gradients[0], gradients[1])
     with pytest.raises(ValueError, match="got -1 and 0"):
         set_step(layer, -1)
+    for step in (2.5, True, "3"):
+        with pytest.raises(ValueError, match="whole numbers, got"):
+            set_step(layer, step)  # type: ignore[arg-type]
     revert(layer)
     with pytest.raises(ValueError, match="under a recipe"):
         set_step(nn.Linear(2, 2), 0)

@@ -264,6 +264,8 @@ def test_recipes_that_do_not_fit_are_refused():
         mx_gdpa(**GOOD, activation="gelu", recipe=None)
     with pytest.raises(ValueError, match="no bound, got 'fixed'"):
         mx_gdpa(**GOOD, activation="gelu", recipe=RECIPES["fixed"])
+    with pytest.raises(ValueError, match=r"no row sum .*got row_sum 'quantized'"):
+        mx_gdpa(**GOOD, activation="gelu", recipe=AttentionRecipe(row_sum="quantized"))
 
 
 @pytest.mark.parametrize(

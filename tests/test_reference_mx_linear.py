@@ -333,6 +333,8 @@ def test_arguments_that_do_not_fit_are_refused(name):
         ({"weight_gradient": "fp32"}, "'fp32'"),
         ({"hadamard": 8}, "got 8"),
         ({"hadamard": True}, "got True"),
+        ({"hadamard": 16.0}, r"got 16\.0"),
+        ({"weight_block": (32.0, 32.0)}, r"got \(32\.0, 32\.0\)"),
         ({"gradient_rounding": "down"}, "'down'"),
         ({"seed": 1.5}, "got 1.5"),
     ],

@@ -78,7 +78,7 @@ def mx_gdpa(
     its bits. Head dims 1 to 128. Kept for the backward: codes and scales of q, k and v.
     max_q_len, max_k_len: not needed. deterministic: gradients are bit-equal on repeats anyway.
 
-    Raises ValueError for malformed arguments and a recipe with a fixed scale of P,
+    Raises ValueError for malformed arguments and a recipe with a fixed scale of P or a row sum,
     NotImplementedError for what no kernel does yet. Sources: `gdpa` and `mx_attention`.
     """
     check_recipe(NAME, recipe)
@@ -86,6 +86,10 @@ def mx_gdpa(
         raise ValueError(
             f"{NAME}: weight_scale must be 'block': the weights of GDPA have no bound, got "
             f"{recipe.weight_scale!r}"
+        )
+    if recipe.row_sum != "unquantized":
+        raise ValueError(
+            f"{NAME}: GDPA has no row sum to take otherwise, got row_sum {recipe.row_sum!r}"
         )
     mask = mask_of(NAME, causal, align, window, prefix, last_full)
     q, k, v, q_offsets, k_offsets = tensor_arguments(NAME, q, k, v, q_offsets, k_offsets)

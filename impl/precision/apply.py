@@ -132,8 +132,13 @@ def set_step(model: nn.Module, step: int, *, rank: int = 0) -> None:
     step: counts forward-backward passes, so micro-batches one by one; the same step has the same
         bits. rank: of the data-parallel group; ranks of one tensor-parallel group share a number.
 
-    Raises ValueError for numbers below 0 and a model that is under no recipe.
+    Where no step was ever said it is 0: every pass then has the same bits, and stochastic rounding
+    adds the same error each time.
+
+    Raises ValueError for what is no whole number from 0 up and a model that is under no recipe.
     """
+    if type(step) is not int or type(rank) is not int:
+        raise ValueError(f"step and rank must be whole numbers, got {step!r} and {rank!r}")
     if step < 0 or rank < 0:
         raise ValueError(f"step and rank must be at least 0, got {step} and {rank}")
     moments = [m.precision.moment for m in model.modules() if isinstance(m, RecipeLinear)]

@@ -55,7 +55,9 @@ def seed_of(seed: int, layer: str, step: int, rank: int) -> int:
     """Seed of a layer in a step on a rank: 63 bits of BLAKE2b of the four, written as text.
 
     Stochastic rounding that repeats its bits from step to step, or shares them among layers or
-    ranks, adds the same error each time; this never does, and a step can be run again bit for bit.
+    ranks, adds the same error each time. No two of the four's values share a seed, so bits repeat
+    where the step does: in a step that is run again, in calls of one layer within a step, and
+    throughout if `set_step` is never called.
     """
     text = f"{seed}/{layer}/{step}/{rank}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
@@ -166,6 +168,11 @@ class _Rounded(torch.autograd.Function):
         rows = x.detach().reshape(-1, x.shape[-1])
         codes, scales = functions.quantize(rows, elem_dtype=elem_dtype, scale_mode=scale_mode)
         back: Tensor = functions.dequantize(codes, scales, elem_dtype=elem_dtype, dtype=x.dtype)
+        if x.dtype == torch.float16:
+            # 65520 and more round to a code times a scale that float16 has as infinity. Its largest
+            # number has the same code.
+            most = torch.finfo(torch.float16).max
+            back = back.clamp(-most, most)
         return back.view(x.shape)
 
     @staticmethod
