@@ -57,6 +57,8 @@ class Case:
         pairs = min(max(longest, PAIRS_PER_SLICE_GPU), sum(map(sum, lengths)) ** 2)
         elements = rows * heads * getattr(recipe, "qk_dim", 0)
         matrices = 22 if self.operator.quantised else 0
+        if self.operator.codes is not None:
+            matrices = min(matrices, 10)  # no gradients
         scores = heads * pairs * max(12, matrices)
         return float(16 * self.dtype.itemsize * elements + 8 * (matrices * elements + scores))
 

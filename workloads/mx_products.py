@@ -31,6 +31,11 @@ LINEAR = {
     "rows": LinearRecipe(weight_block=ALONG_COLUMNS, weight_gradient="mx"),
     "e5m2-gradients": LinearRecipe(gradient_elem_dtype="e5m2", weight_gradient="mx"),
     "e2m1": LinearRecipe(elem_dtype="e2m1", weight_block=ALONG_COLUMNS),
+    "even": LinearRecipe(scale_mode="even"),
+    # The formats of the named recipe `mxfp8_everything`.
+    "everything": LinearRecipe(
+        "e5m2", "e5m2", "floor", weight_gradient="mx", hadamard=None, gradient_rounding="nearest"
+    ),
 }
 #: Recipes of attention by name.
 ATTENTION = {
@@ -43,6 +48,8 @@ ATTENTION = {
     "e5m2-gradients": Quantised(gradient_elem_dtype="e5m2"),
     # Four bits show which numbers share a scale; eight, which are floats, hide it.
     "e2m1": Quantised("e2m1", "e2m1", gradient_rounding="nearest"),
+    "even": Quantised(scale_mode="even", gradient_rounding="nearest"),
+    "e5m2": Quantised("e5m2", "e5m2", "ceil", seed=2**40 + 1),
 }
 #: Recipes of attention that a smoke run judges: an interpreter takes seconds for each.
 _SMOKE_RECIPES = ("default", "nearest", "floor", "e5m2-gradients", "e2m1")
@@ -133,6 +140,7 @@ def _attention(operator: str) -> Iterator[Workload]:
         moderate = _of(operator, name, UniformFill(0.5, 500), 6, heads=4, kv_heads=2, dim=64)
         yield _workload(operator, f"{name}-moderate", moderate, _DEVICE, "feature")
     yield from _masks(operator)
+    yield from _further(operator)
     odd = _of(operator, "default", Fixed(1152), 1, heads=2, dim=64)
     yield _workload(operator, "l1152", odd, _DEVICE, "adversarial")
     loud = _of(operator, "default", Explicit((50, 21)), 2, heads=2, dim=64, values=HeavyTailed())
@@ -173,12 +181,39 @@ def _masks(operator: str) -> Iterator[Workload]:
         yield _workload(operator, "bias", bias, _SMOKE, "feature", "bias")
 
 
+def _further(operator: str) -> Iterator[Workload]:
+    """What kernels for quantised operands are tempted to leave out of the plain operators."""
+    lengths, keys = Explicit((20, 45)), Explicit((37, 70))
+    others: dict[str, Any] = {"activation": "gelu", "post_scale": 0.375}
+    beyond = _of(
+        operator, "even", lengths, 2, heads=2, dim=32, k_lengths=keys, window=(9, 3), align="start",
+        prefix=5, last_full=4, **(others if operator == "mx_gdpa" else {}),
+    )  # fmt: skip
+    yield _workload(operator, "start-prefix-last", beyond, _SMOKE, "feature", "window")
+    others = {"activation": ("relu", "gelu")}
+    dense = _of(
+        operator, "e5m2", None, 2, heads=2, dim=32, k_lengths=Explicit((37, 70)), dense_rows=9,
+        **(others if operator == "mx_gdpa" else {}),
+    )  # fmt: skip
+    yield _workload(operator, "dense-query", dense, _SMOKE, "feature")
+    if operator == "mx_attention":
+        log_time = _of(operator, "nearest", lengths, 2, heads=2, dim=32, bias="log_time")
+        yield _workload(operator, "log-time-bias", log_time, _DEVICE, "feature", "bias")
+
+
 def _of(
-    operator: str, name: str, lengths: LengthLaw, batch: int, *, heads: int, dim: int, **others: Any
+    operator: str,
+    name: str,
+    lengths: LengthLaw | None,
+    batch: int,
+    *,
+    heads: int,
+    dim: int,
+    **others: Any,
 ) -> QuantisedAttention:
-    """Self-attention under a named recipe; gdpa by SiLU, scaled as softmax would be."""
+    """Attention under a named recipe; gdpa by SiLU by default, scaled as softmax would be."""
     if operator == "mx_gdpa":
-        others |= {"activation": "silu", "pre_scale": 1 / math.sqrt(dim)}
+        others = {"activation": "silu", "pre_scale": 1 / math.sqrt(dim), **others}
         plain = AttentionRecipe("gdpa", batch, heads, dim, lengths, **others)
     else:
         plain = AttentionRecipe("jagged_attention", batch, heads, dim, lengths, **others)

@@ -78,6 +78,57 @@ def test_a_scale_of_nan_makes_its_rows_nan_and_no_others(candidate: Candidate) -
     assert int(nan.sum()) == nan.shape[1]
 
 
+def _ones(candidate: Candidate, code: int, a_scale: int, b_scale: int, **options: Any) -> Inputs:
+    """All codes of a are `code`, all of b are 1 in E4M3 (0x38), k = 32."""
+    arguments: dict[str, Any] = {
+        "a": torch.full((40, 32), code, dtype=torch.uint8),
+        "a_scales": torch.full((40, 1), a_scale, dtype=torch.uint8),
+        "b": torch.full((32, 33), 0x38, dtype=torch.uint8),
+        "b_scales": torch.full((1, 33), b_scale, dtype=torch.uint8),
+    }
+    options = {"dtype": candidate.settings.main_dtype, **options}
+    return Inputs(OPERATORS["mx_matmul"], arguments, options).to(device=candidate.settings.device)
+
+
+def test_scale_code_0_is_the_lowest_power_of_two_and_not_zero(candidate: Candidate) -> None:
+    """448 2^-127 times 2^127, 32 of them: 14336."""
+    out = candidate.run(_ones(candidate, 0x7E, 0, 254))["out"]
+    assert torch.equal(out, torch.full_like(out, 14336))
+
+
+@pytest.mark.parametrize(
+    ("elem_dtype", "code"), [("e4m3", 0x7F), ("e4m3", 0xFF), ("e5m2", 0x7E), ("e5m2", 0x7C)],
+    ids=["e4m3-nan", "e4m3-minus-nan", "e5m2-nan", "e5m2-infinity"],
+)  # fmt: skip
+def test_a_code_that_is_no_number_is_none_in_its_row_alone(
+    candidate: Candidate, elem_dtype: str, code: int
+) -> None:
+    """NaN and infinity of the element types, which are codes beside the largest numbers."""
+    one = {"e4m3": 0x38, "e5m2": 0x3C}[elem_dtype]
+    inputs = _ones(candidate, one, 127, 127, a_elem_dtype=elem_dtype).clone()
+    inputs.tensors()["a"][7, 3] = code
+    out = candidate.run(inputs)["out"].cpu()
+    wanted = torch.full_like(out, 32)
+    wanted[7] = float("inf") if code == 0x7C else float("nan")
+    assert torch.equal(out.nan_to_num(-1, -2, -3), wanted.nan_to_num(-1, -2, -3))
+
+
+def test_every_matrix_of_a_batch_is_multiplied(candidate: Candidate) -> None:
+    """Whole numbers under scales near 1, whose sums are exact in any order."""
+    generator = torch.Generator().manual_seed(4)
+    arguments: dict[str, Any] = {}
+    for name, shape, scales in (("a", (3, 40, 64), (3, 40, 2)), ("b", (3, 64, 33), (3, 2, 33))):
+        numbers = torch.randint(-2, 3, shape, generator=generator).float()
+        arguments[name] = numbers.to(torch.float8_e4m3fn).view(torch.uint8)
+        arguments[f"{name}_scales"] = torch.randint(
+            126, 129, scales, generator=generator, dtype=torch.uint8
+        )
+    options = {"dtype": candidate.settings.main_dtype}
+    inputs = Inputs(OPERATORS["mx_matmul"], arguments, options)
+    out = candidate.run(inputs.to(device=candidate.settings.device))["out"].cpu()
+    assert torch.equal(out, OPERATORS["mx_matmul"].reference(**arguments, **options))
+
+
 MALFORMED: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "k-that-differs": {"b": lambda x: x[:-1]},
     "scales-of-other-rows": {"a_scales": lambda x: x[:-1]},

@@ -27,6 +27,15 @@ def _generic(target: str, test: str, operator: str, parameter: str = "") -> Faul
     return Fault(f"products:{target}", operator, test, parameter=parameter or operator)
 
 
+def _matmul(target: str, test: str, parameter: str = "") -> Fault:
+    caught_by = f"test_mx_matmul.py::test_{test}"
+    return Fault(f"products:{target}", "mx_matmul", caught_by, parameter=parameter)
+
+
+def _both(name: str) -> tuple[str, str]:
+    return f"mx_attention-{name}", f"mx_gdpa-{name}"
+
+
 OWN_KEY = "each_query_to_its_own_key_is_exact"
 NOTHING = (
     "test_mx_attention.py::test_the_gradient_of_a_query_without_keys_has_no_part_in_its_square"
@@ -77,5 +86,24 @@ PRODUCT_FAULTS: tuple[Fault, ...] = (
     _generic("scales_by_gradients_of_nothing", NOTHING, "mx_gdpa", "mx_gdpa-large"),
     _generic("multiplies_in_autocast", AUTOCAST, "mx_attention"),
     _of("multiplies_in_autocast", "autocast_leaves_every_bit"),
+    *_workload("ignores_the_prefix_of_products", FORWARD, *_both("start-prefix-last")),
+    *_workload("ignores_the_last_queries_of_products", FORWARD, *_both("start-prefix-last")),
+    *_workload("ignores_the_alignment_of_products", FORWARD, *_both("start-prefix-last")),
+    *_workload("takes_silu_for_any_activation", FORWARD, "mx_gdpa-start-prefix-last"),
+    *_workload("ignores_the_post_scale_of_products", FORWARD, "mx_gdpa-start-prefix-last"),
+    *_workload("takes_rceil_for_even_in_products", FORWARD, *_both("start-prefix-last")),
+    *_workload("takes_rceil_for_even_in_products", FORWARD, "mx_linear-even-k72-n40"),
+    *_workload("takes_e4m3_for_e5m2_in_products", FORWARD, *_both("dense-query")),
+    *_workload("takes_e4m3_for_e5m2_in_products", FORWARD, "mx_linear-everything-k72-n40"),
+    *_workload("halves_the_seed_of_products", BACKWARD, *_both("dense-query")),
+    *_workload("repeats_the_bits_of_a_dense_query", BACKWARD, *_both("dense-query")),
+    _matmul("reads_scale_code_0_as_zero", "scale_code_0_is_the_lowest_power_of_two_and_not_zero"),
+    _matmul(
+        "reads_no_code_as_nan", "a_code_that_is_no_number_is_none_in_its_row_alone", "e4m3-nan"
+    ),
+    _matmul(
+        "reads_no_code_as_nan", "a_code_that_is_no_number_is_none_in_its_row_alone", "e5m2-infinity"
+    ),
+    _matmul("multiplies_the_first_matrices", "every_matrix_of_a_batch_is_multiplied"),
     *_workload("ignores_the_scales_of_b", FORWARD, "mx_matmul-1x32-smoke"),
 )

@@ -243,6 +243,60 @@ multiplies_in_autocast = replace(
     mx_gdpa=_planted(mx_gdpa, {"jagbench.reference.autocast._device": lambda values: None}),
 )
 
+# -- options of the plain operators and of recipes ----------------------------------------------
+
+
+def _with_options(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+    """The function with options, where they are given, held at a value."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **{n: fixed.get(n, v) for n, v in options.items()})
+
+    call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return call
+
+
+def _both(change: Callable[..., Callable[..., Any]], **fixed: Any) -> Any:
+    return replace(
+        RIGHT, mx_attention=change(mx_attention, **fixed), mx_gdpa=change(mx_gdpa, **fixed)
+    )
+
+
+#: Options of the mask are accepted and have no effect.
+ignores_the_prefix_of_products = _both(_with_options, prefix=0)
+ignores_the_last_queries_of_products = _both(_with_options, last_full=0)
+ignores_the_alignment_of_products = _both(_with_options, align="end")
+#: Options of GDPA, likewise.
+takes_silu_for_any_activation = replace(RIGHT, mx_gdpa=_with_options(mx_gdpa, activation="silu"))
+ignores_the_post_scale_of_products = replace(RIGHT, mx_gdpa=_with_options(mx_gdpa, post_scale=1.0))
+#: Formats that the recipe names and nobody uses.
+takes_rceil_for_even_in_products = replace(
+    _both(_with_recipe, scale_mode="rceil"), mx_linear=_with_recipe(mx_linear, scale_mode="rceil")
+)
+takes_e4m3_for_e5m2_in_products = replace(
+    _both(_with_recipe, elem_dtype="e4m3"), mx_linear=_with_recipe(mx_linear, elem_dtype="e4m3")
+)
+#: Of a seed, the lower half counts.
+halves_the_seed_of_products = _both(_with_recipe, seed=1)
+
+
+def _at_first(function: Callable[..., Any], module: str) -> Callable[..., Any]:
+    from jagbench.reference.mx_jagged import sequences
+
+    def same(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, *rest: Any) -> Any:
+        found = sequences(q, k, v, q_offsets, *rest)
+        return [replace(s, first=0) for s in found] if q_offsets is None else found
+
+    return _planted(function, {f"{module}.sequences": same})
+
+
+#: Every sequence of a dense query draws the same random bits.
+repeats_the_bits_of_a_dense_query = replace(
+    RIGHT,
+    mx_attention=_at_first(mx_attention, ATTENTION),
+    mx_gdpa=_at_first(mx_gdpa, "jagbench.reference.mx_gdpa"),
+)
+
 # -- matmul ----------------------------------------------------------------------------------------
 
 
@@ -250,5 +304,42 @@ def _swallows(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, **option
     return mx_matmul(a, a_scales, b, torch.full_like(b_scales, 127), **options)
 
 
+def _zero_for_the_lowest(codes: Tensor, scales: Tensor, **options: Any) -> Tensor:
+    from jagbench.reference.mx import mx_dequantize
+
+    values = mx_dequantize(codes, scales, **options)
+    lowest = blocks.spread(scales == 0, options["block"], *codes.shape[-2:])
+    return torch.where(lowest, 0.0, values)
+
+
+#: Scale code 0, which is 2^-127, is read as 0.
+reads_scale_code_0_as_zero = replace(
+    RIGHT, mx_matmul=_planted(mx_matmul, {f"{LINEAR}.mx_dequantize": _zero_for_the_lowest})
+)
+
+
+def _only_numbers(codes: Tensor, scales: Tensor, **options: Any) -> Tensor:
+    from jagbench.reference.mx import mx_dequantize
+
+    most = {"e4m3": 0x7E, "e5m2": 0x7B, "e2m1": 0x7F}[options["elem_dtype"]]
+    number = torch.minimum(codes & 0x7F, torch.tensor(most, dtype=torch.uint8))
+    return mx_dequantize(codes & 0x80 | number, scales, **options)
+
+
+#: Codes that are no numbers are read as the largest one.
+reads_no_code_as_nan = replace(
+    RIGHT, mx_matmul=_planted(mx_matmul, {f"{LINEAR}.mx_dequantize": _only_numbers})
+)
+
+
+def _first_matrix(
+    a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, **options: Any
+) -> Tensor:
+    first = [t.reshape(-1, *t.shape[-2:])[0] for t in (a, a_scales, b, b_scales)]
+    return mx_matmul(*first, **options)
+
+
+#: Of a batch, the first matrices are multiplied.
+multiplies_the_first_matrices = replace(RIGHT, mx_matmul=_first_matrix)
 #: The scales of b are never read.
 ignores_the_scales_of_b = replace(RIGHT, mx_matmul=_swallows)
